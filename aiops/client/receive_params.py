@@ -96,7 +96,7 @@ class ParameterSink(Sink):
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
         self._staged: dict[int, tuple[type[Codec], Bytes]] = {}  # increments: codec and payload
         self._whole = whole and not wants
-        self.lent = False  # it was read where it lies at the server
+        self.lent = False  # it is read where it lies at the server
         self.missing: set[int] = set()  # shards whose portions have not come
         if self._whole:
             self._tensors = layout.all
@@ -143,7 +143,7 @@ class ParameterSink(Sink):
 
     @property
     def plain(self) -> bool:
-        """True if this is the whole model, raw, and sent (not lent)."""
+        """True if this is the whole model, raw, in the client's own memory."""
         return self._whole and not self.lent
 
     def mark(self) -> None:
@@ -239,8 +239,8 @@ class ParameterSink(Sink):
         """Take over a lent model: in place if the parameters permit it, else as a copy."""
         if not self._whole:
             return False
-        self.lent = True
-        if not self._params.lend(lent):
+        self.lent = self._params.lend(lent)
+        if not self.lent:
             copy(self._params.own().data, lent.data, self._parallel_map)
             lent.give_back()
         return True

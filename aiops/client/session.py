@@ -210,6 +210,8 @@ class Session:
         Whether requests are sent at once.
     steady
         The steady exchange as it was learnt on this connection, or None.
+    mailboxes
+        Whether the connection can exchange by a mailbox models whose payloads are else lent.
     restarts
         Tells what is left when the server was started again.
     book
@@ -276,6 +278,7 @@ class Session:
         self._handshake = self._greeting(b"")  # of no connection yet
         self.ready = False
         self.steady: SteadyExchange | None = None
+        self.mailboxes = False
         self._learning = True  # whether a steady exchange can be learnt on this connection
         self._room: Params | None = None  # room for gradients that are sent, not lent
 
@@ -699,7 +702,8 @@ class Session:
             push = steady_push(request, message, sink, self.info)
         if push is None or layout is None or not header or decode(header) != message:
             return  # the header is a later message's
-        if self.wire.shared is not None and layout.nbytes > self._outbox.lends_above:
+        lends = self.wire.shared is not None and layout.nbytes > self._outbox.lends_above
+        if lends and not self.mailboxes:
             return
         if self.steady is not None and self.steady.still(push, header):
             return
@@ -707,5 +711,6 @@ class Session:
             self.steady = SteadyExchange(
                 layout, push, header, self.info.connection, self.pending, self._ledger
             )
+            self.steady.lends = lends
         except ValueError:  # the server writes these numbers in varying widths
             self.steady, self._learning = None, False

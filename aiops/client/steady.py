@@ -102,8 +102,10 @@ class CompiledExchange(Protocol):
     def missed(self) -> int:
         """1 if it looked for the answer in vain, and then slept."""
 
-    def use_mailbox(self, memory: Array, bell: int, /) -> None:
+    def use_mailbox(self, memory: Array, bell: int, alone: bool, /) -> None:
         """Exchange by a mailbox from here on, where its server answers in it.
+
+        ``alone``: where it does not, an exchange does not fit, and is not made by the socket.
 
         Raises
         ------
@@ -230,6 +232,8 @@ class SteadyExchange:
         The length of a push, in bytes.
     direct
         True if payloads are received in the parameters, once the header is known to match.
+    lends
+        True if another way than a mailbox would lend payloads, which is quicker than sending them.
     failed
         True after an exchange that did not match the templates: others are to be made.
     unsettled
@@ -243,13 +247,14 @@ class SteadyExchange:
 
     unsettled: int
     failed: bool
+    lends: bool
 
     __slots__ = (
         *("_ack", "_age", "_connection", "_constants", "_gradients", "_has_vbar", "_has_vbars"),
         *("_have", "_id", "_layout", "_ledger", "_nbytes", "_pack", "_params", "_parts"),
         *("_payload", "_pending", "_pick", "_push", "_read", "_seq", "_tensors", "_traffic"),
         *("_unpack", "_usual", "_whole", "answer_size", "direct", "failed", "push_size", "room"),
-        *("unsettled",),
+        *("lends", "unsettled"),
     )
 
     def __init__(
@@ -284,7 +289,7 @@ class SteadyExchange:
         self._payload = self._whole[self._ack.size :]
         self._nbytes, self._parts = nbytes, push.parts
         self.push_size: int = self._push.size + nbytes
-        self.failed = False
+        self.failed = self.lends = False
         self._params: Params | None = None  # those of the exchange under way, with
         self._gradients: Mapping[str, Array] = {}
         self._usual: Params | None = None  # those of the last exchange, with what they held then:

@@ -70,8 +70,10 @@ class Exchange:
         look: int,
         /,
     ) -> tuple[Any, ...] | bool | None: ...
-    def use_mailbox(self, memory: npt.NDArray[np.uint8], bell: int, /) -> None:
+    def use_mailbox(self, memory: npt.NDArray[np.uint8], bell: int, alone: bool, /) -> None:
         """Exchange by a mailbox (``mailbox.h``) from here on, where its server answers in it.
+
+        ``alone``: where it does not, an exchange does not fit, and is not made by the socket.
 
         Raises
         ------

@@ -237,7 +237,9 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
         self->thread = PyEval_SaveThread();
         done = exchange_by_mailbox(self, pieces, taken + 1, target.buf, (uint64_t)numbers[0],
                                    numbers[NUMBERS]);
-        if (done == -2)
+        if (done == -2 && self->alone)
+            fits = 0;
+        else if (done == -2)
             done = transfer(self, message, target.buf, (uint64_t)numbers[0], numbers[NUMBERS]);
         PyEval_RestoreThread(self->thread);
     }

@@ -33,6 +33,7 @@ typedef struct {
     PyThreadState *thread;
     Py_buffer mailbox; /* where messages lie instead of going by the socket; no bytes: there is none */
     int bell, placed;  /* what wakes its server; whether an answer is in the parameters already */
+    int alone;         /* whether no exchange goes by the socket */
     uint32_t posted;   /* messages that were posted in it */
 } Exchange;
 

@@ -156,12 +156,12 @@ PyObject *use_mailbox(PyObject *object, PyObject *given)
 {
     Exchange *self = (Exchange *)object;
     Py_buffer memory;
-    int bell;
+    int bell, alone;
     if (self->busy) {
         PyErr_SetString(PyExc_RuntimeError, "an exchange has one caller");
         return NULL;
     }
-    if (!PyArg_ParseTuple(given, "w*i", &memory, &bell))
+    if (!PyArg_ParseTuple(given, "w*ip", &memory, &bell, &alone))
         return NULL;
     if (!is_mailbox(&memory, self->nbytes, self->push.len, self->ack.len)) {
         PyBuffer_Release(&memory);
@@ -171,6 +171,7 @@ PyObject *use_mailbox(PyObject *object, PyObject *given)
     PyBuffer_Release(&self->mailbox);
     self->mailbox = memory;
     self->bell = bell;
+    self->alone = alone;
     self->posted = 0;
     Py_RETURN_NONE;
 }

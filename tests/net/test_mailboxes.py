@@ -5,6 +5,8 @@ The clients are raw: they write into a mailbox what a test tells them to.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import gc
 import os
@@ -12,6 +14,7 @@ import random
 import select
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -615,6 +618,29 @@ def test_a_state_that_is_kept_has_all_that_was_answered(tmp_path: Any) -> None:
         last = parameters(served)
     with Served(state=state) as served:
         assert parameters(served) == last
+
+
+def test_a_client_that_sleeps_is_woken(served: Served) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    futex = 202 if os.uname().machine == "x86_64" else 98
+    most = struct.pack("=qq", int(PATIENCE), 0)
+    with Poster(served.url) as poster:
+        poster.opened(served)
+        served.call(lambda server: link_of(server).hold())
+        poster.write(CLIENT_SLEEPS_AT, 1)
+        poster.post(poster.next())
+
+        def go_on(server: Server) -> None:
+            link_of(server).release()
+            server.connections.mailboxes._rung()
+
+        timer = threading.Timer(0.2, served.call, (go_on,))
+        timer.start()
+        at = ctypes.c_void_p(poster.mailbox.data.ctypes.data + ANSWERED_AT)
+        found = libc.syscall(futex, at, 0, 0, most, None, 0)
+        assert found == 0 or ctypes.get_errno() != errno.ETIMEDOUT
+        timer.join()
+        assert poster.told() == parameters(served)
 
 
 def test_a_fork_of_the_server_leaves_them_alone(served: Served) -> None:

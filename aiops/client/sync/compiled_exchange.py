@@ -76,7 +76,12 @@ def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | No
         return None
 
 
-def pass_mailbox(compiled: CompiledExchange, side: UnixSide, nbytes: int) -> int:
+def takes_mailboxes() -> bool:
+    """Return whether a client on its server's machine can exchange by a mailbox."""
+    return exchange_type() is not None and mailbox.supported()
+
+
+def pass_mailbox(compiled: CompiledExchange, side: UnixSide, nbytes: int, alone: bool) -> int:
     """Have exchanges go by a mailbox once the server opens it, and pass that to the server.
 
     Returns the bytes of the mailbox, which is then to be announced; 0: there is none.
@@ -89,6 +94,8 @@ def pass_mailbox(compiled: CompiledExchange, side: UnixSide, nbytes: int) -> int
         The side channel of their connection.
     nbytes
         The bytes of the model.
+    alone
+        Whether no exchange is to go by the socket.
     """
     if not mailbox.supported():
         return 0
@@ -97,7 +104,7 @@ def pass_mailbox(compiled: CompiledExchange, side: UnixSide, nbytes: int) -> int
     except OSError:  # no more memory, or no more descriptors
         return 0
     try:
-        compiled.use_mailbox(made.data, made.bell)
+        compiled.use_mailbox(made.data, made.bell, alone)
         return len(made.data) if side.pass_mailbox(made, memory) else 0
     except (ValueError, NotImplementedError):  # a header too long for it, or another machine
         return 0

@@ -20,7 +20,11 @@ from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import CompiledExchange, SteadyExchange
 from aiops.client.steady_rows import RowsExchange
-from aiops.client.sync.compiled_exchange import compiled_exchange, pass_mailbox
+from aiops.client.sync.compiled_exchange import (
+    compiled_exchange,
+    pass_mailbox,
+    takes_mailboxes,
+)
 from aiops.client.sync.dialling import Dialler, shut_down
 from aiops.client.sync.rows_exchange import carry_rows
 from aiops.client.sync.shard_socket import GLANCE, RECEIVE, SEND, ShardSocket, send_some
@@ -137,6 +141,8 @@ class BlockingConnection:
             return None
         if self._compiled is not None:
             return self._exchange_compiled(steady, self._compiled, params, gradients)
+        if steady.lends:
+            return None
         buffers = steady.begin(params, gradients)
         if buffers is None:
             return None
@@ -314,12 +320,22 @@ class BlockingConnection:
         self._compiled = None
         if steady is not None and self.socket is not None:
             self._compiled = compiled_exchange(steady.forms, self.socket)
-            if self._compiled is not None and self._near is not None and self._mailboxes:
-                self._mailboxes -= 1
-                nbytes = pass_mailbox(self._compiled, self._near, steady.forms.nbytes)
-                if nbytes:  # the server opens it, or the socket is taken as before
-                    self._session.announce_mailbox(nbytes)
-                    self._send_the_rest(time.monotonic() + _ASIDE)
+            if self._compiled is not None and self._near is not None:
+                self._make_mailbox(steady, self._compiled, self._near)
+
+    def _make_mailbox(
+        self, steady: SteadyExchange, compiled: CompiledExchange, side: UnixSide
+    ) -> None:
+        """Have exchanges go by a mailbox, once a server on this machine has opened it."""
+        nbytes = 0
+        if self._mailboxes:
+            self._mailboxes -= 1
+            nbytes = pass_mailbox(compiled, side, steady.forms.nbytes, steady.lends)
+        if nbytes:
+            self._session.announce_mailbox(nbytes)
+            self._send_the_rest(time.monotonic() + _ASIDE)
+        elif steady.lends:
+            self._compiled = None
 
     def carry(
         self,
@@ -397,7 +413,8 @@ class BlockingConnection:
                 raise
             raise outcome from error
         more_follows = more is not None and session.pending.by_id  # the next call sends the rest
-        rest = session.shards.channels or session.out or (session.back and not hurried)
+        soon = not hurried or session.steady is not None  # the next may not take the socket
+        rest = session.shards.channels or session.out or (session.back and soon)
         if rest and not more_follows:
             self._send_the_rest(until)
         self._last, attempts.said = time.monotonic(), None
@@ -642,7 +659,8 @@ class BlockingConnection:
         self._session.towards(server, self._place)
         sock, self._near = self.dialler.connect_to_server(server, until, patience)
         self.socket = sock if self.times is None else timed(sock, self.times)
-        self._mailboxes = _MAILBOXES
+        self._mailboxes = _MAILBOXES if takes_mailboxes() else 0
+        self._session.mailboxes = self._mailboxes > 0
         self.dialler.check()  # an interruption that received too early to find this socket
         sock.settimeout(None)
         self._beat = beat

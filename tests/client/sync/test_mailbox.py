@@ -84,7 +84,7 @@ def served() -> Iterator[Served]:
 # ---------------------------------------------------------------- a real server
 
 
-@pytest.mark.parametrize("elements", [1, 1024, 16 * 1024])
+@pytest.mark.parametrize("elements", [1, 1024, 16 * 1024, 16 * 1024 + 1, 1 << 18])
 def test_exchanges_go_by_it(served: Served, elements: int) -> None:
     model = {"w": np.zeros(elements, np.float32)}
     with Client(served.url, role="worker", timeout=PATIENCE) as client:
@@ -97,14 +97,40 @@ def test_exchanges_go_by_it(served: Served, elements: int) -> None:
         assert params["w"].tobytes() == parameters(served)[: 4 * elements]
 
 
-def test_a_larger_model_goes_as_before(served: Served) -> None:
-    model = {"w": np.zeros(16 * 1024 + 1, np.float32)}
+@pytest.mark.parametrize(("elements", "room"), [((1 << 18) + 1, 1 << 26), (1 << 15, 1 << 16)])
+def test_a_model_that_is_too_large_for_it_is_lent(served: Served, elements: int, room: int) -> None:
+    """And not sent by the socket, which would take longer."""
+    served.call(lambda server: setattr(server.connections.mailboxes, "room", room))
+    model = {"w": np.zeros(elements, np.float32)}
     with Client(served.url, role="worker", timeout=PATIENCE) as client:
         params = client.define(model)
-        for _ in range(5):
-            client.exchange(params, {"w": np.ones(16 * 1024 + 1, np.float32)})
+        served.warm()
+        for _ in range(8):
+            client.exchange(params, {"w": np.ones(elements, np.float32)})
         assert served.served == 0
-        assert (params["w"] == -5).all()
+        assert served.call(shared) >= 4 * elements
+        before = client._session._outbox._kept[-1].data[:4].tobytes()
+        client.exchange(params, {"w": np.full(elements, 7, np.float32)})
+        assert client._session._outbox._kept[-1].data[:4].tobytes() != before, "it was lent"
+        assert (params["w"] == -15).all()
+
+
+def shared(server: Any) -> int:
+    """Return the bytes of segments that the newest connection's client has shown."""
+    link = [*server.connections.peers.values()][-1].link
+    return sum(len(segment) for segment in link.wire.shared._theirs.values())
+
+
+def test_what_was_lent_before_is_given_back(served: Served) -> None:
+    model = {"w": np.zeros(1 << 16, np.float32)}
+    with Client(served.url, role="worker", timeout=PATIENCE) as client:
+        params = client.define(model)
+        served.warm()
+        for _ in range(8):
+            client.exchange(params, {"w": np.ones(1 << 16, np.float32)})
+        assert served.served >= 3
+        (held,) = served.call(lambda s: [len(p._lent) for p in s.connections.peers.values()])
+        assert held == 0
 
 
 def course(url: str) -> tuple[list[Any], Any]:
@@ -356,7 +382,7 @@ def _large_ones_too() -> Iterator[None]:
 class Played:
     """A client whose mailbox is open, and a server that a test plays."""
 
-    def __init__(self, model: str = "small", policy: str = "asgd") -> None:
+    def __init__(self, model: str = "small", policy: str = "asgd", *, alone: bool = False) -> None:
         self.model, self.policy = model, policy
         self.scripted = Scripted(True, model, policy)
         self.connection = self.scripted.connection
@@ -365,7 +391,7 @@ class Played:
         self.nbytes: int = self.connection.steady.forms.nbytes  # type: ignore[union-attr]
         ours, theirs = socket.socketpair()
         side = UnixSide(ours)
-        assert pass_mailbox(compiled, side, self.nbytes) == size_of(self.nbytes)
+        assert pass_mailbox(compiled, side, self.nbytes, alone) == size_of(self.nbytes)
         taken = UnixSide(theirs).take_mailbox(size_of(self.nbytes))
         assert taken is not None
         side.close()
@@ -500,6 +526,17 @@ def test_a_closed_one_is_left_alone() -> None:
         assert played.word(POSTED_AT) == 0
 
 
+def test_where_the_socket_is_not_to_be_taken_nothing_is_done() -> None:
+    with Played(alone=True) as played:
+        played.write(OPEN_AT, 0)
+        assert played.scripted.exchange() == "None"
+        assert played.scripted.sent() == b""
+        assert played.word(POSTED_AT) == 0
+        played.write(OPEN_AT, 1)
+        played.answer(learnt("small", "asgd")[1])
+        assert "Receipt" in played.scripted.exchange()
+
+
 def ping(played: Played) -> None:
     played.scripted.peer.sendall(PING)
 
@@ -626,7 +663,7 @@ def test_memory_of_another_size_is_none(change: int) -> None:
     with Played() as played:
         memory = np.zeros(size_of(played.nbytes) + 2 * 4096, np.uint8)
         with pytest.raises(ValueError, match="no mailbox"):
-            played.compiled.use_mailbox(memory[: size_of(played.nbytes) + change], 0)
+            played.compiled.use_mailbox(memory[: size_of(played.nbytes) + change], 0, False)
 
 
 def test_a_system_that_has_no_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -640,9 +677,9 @@ def test_a_system_that_has_no_more_of_them(monkeypatch: pytest.MonkeyPatch) -> N
 
             monkeypatch.setattr(os, "eventfd", none)
             before = descriptors()
-            assert pass_mailbox(played.compiled, side, played.nbytes) == 0
+            assert pass_mailbox(played.compiled, side, played.nbytes, False) == 0
             assert descriptors() == before
             monkeypatch.undo()
             monkeypatch.setattr(mailboxes, "supported", lambda: False)
-            assert pass_mailbox(played.compiled, side, played.nbytes) == 0
+            assert pass_mailbox(played.compiled, side, played.nbytes, False) == 0
             side.close()
