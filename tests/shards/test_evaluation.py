@@ -11,16 +11,21 @@ from aiops.client.params import Params
 from aiops.errors import RemoteProtocolError
 from aiops.shards.orders import EVALUATION, left_out
 from tests.rows import each_row
+from tests.seeds import seeds
+from tests.shards.kept_world import KeptWorld
 from tests.shards.test_coded_fetches import CUT, EVEN
 from tests.shards.test_hostile import done
+from tests.shards.test_orders_of_events import SINGLE, Checker, final
 from tests.shards.world import Actor, World
+
+SETTINGS = {"orthogonal": False, "rise": 1.0}
 
 STEPS = 5
 
 
 def evaluated(shards: int, model: Any) -> tuple[dict[str, Any], dict[str, Any], Params]:
     """Train on so many shards; return the parameters, those for evaluation, and a fetch of both."""
-    world = World(0, shards, "schedule-free", {"orthogonal": False, "rise": 1.0})
+    world = World(0, shards, "schedule-free", SETTINGS)
     actor = Actor(world, "worker", lambda actor: None)
     actor.done = True
     world.actors.append(actor)
@@ -64,3 +69,38 @@ def test_a_follower_takes_shares_alone(bad: list[float]) -> None:
 def test_shares_are_those_of_the_pieces() -> None:
     assert left_out({EVALUATION: np.array([0.5], "<f8").tobytes()}, 2).tolist() == [0.5, 0.5]
     assert left_out({EVALUATION: np.array([0.5, 0.2], "<f8").tobytes()}, 2).tolist() == [0.5, 0.2]
+
+
+class Evaluator:
+    """A client that fetches for evaluation: each version is flat, as gradients are."""
+
+    def __init__(self, fetches: int) -> None:
+        self.left, self.params = fetches, list[Params]()
+
+    def __call__(self, actor: Actor) -> Any:
+        info = actor.session.info
+        if actor.request is not None:
+            actor.request.value()
+            for params in self.params:
+                Checker.check(params)
+        if not actor.session.ready or info.layout is None:
+            return actor.requests.define(SINGLE)
+        if not self.left:
+            return None
+        self.left -= 1
+        self.params = self.params or [Params(info.layout)]
+        return actor.requests.fetch(self.params[0], evaluation=True)
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_servers_that_are_killed_send_one_version(seed: int) -> None:
+    world = KeptWorld(seed, 3, "schedule-free", SETTINGS)
+    workers = [Checker(2.0**n, 6, SINGLE) for n in range(2)]
+    evaluators = [Evaluator(8) for _ in range(2)]
+    scripts: list[Any] = [*workers, *evaluators]
+    world.actors = [Actor(world, f"worker-{n}", script) for n, script in enumerate(scripts)]
+    world.kills, world.dues = 0.003, 0.02
+    world.run()
+    world.kills = world.dues = 0
+    assert final(world, SINGLE).version == 12
+    assert not any(evaluator.left for evaluator in evaluators)
