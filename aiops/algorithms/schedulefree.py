@@ -210,7 +210,7 @@ class ScheduleFree(Algorithm):
     Note
     ----
     Measured on a byte-level transformer at the defaults, 600 mini-batches in all, with 1, 4 and 16
-    equal workers: 1.427, 1.592 and 2.272 nats; the best rival, ``hardsync`` with AdamW at the best
+    equal workers: 1.392, 1.561 and 2.287 nats; the best rival, ``hardsync`` with AdamW at the best
     of four rates: 1.886, 2.283 and 2.721; ``asgd`` with 4 and 16: 2.365 and 2.995
     (``aiops experiment run one-rule --full``). A small LSTM, which wants 0.024: 1.514, 1.573 and
     1.878 nats with 1, 4 and 16 workers; the best rivals at the best of their rates 1.560, 1.680 and
