@@ -651,6 +651,14 @@ def test_it_says_that_it_sleeps() -> None:
         assert played.word(CLIENT_SLEEPS_AT) == 0
 
 
+def test_one_whose_socket_is_closed_posts_nothing() -> None:
+    """In a fork, say, or while another thread ends the connection."""
+    with Played() as played:
+        played.compiled.fd = -1
+        played.scripted.exchange()
+        assert played.word(POSTED_AT) == 0
+
+
 def test_one_whose_socket_is_closed_ends() -> None:
     with Played() as played:
         thread = played.when_posted(played.connection._end_compiled)
