@@ -24,7 +24,7 @@ SIZES = {
     "common": (17, 1300),
     "dashboard": (6, 850),
     "durable": (15, 3800),
-    "engine": (39, 9150),
+    "engine": (40, 9150),
     "data": (6, 914),
     "errors": (1, 240),
     "filters": (12, 2130),

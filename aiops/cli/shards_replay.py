@@ -75,7 +75,7 @@ def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
             " have is exported"
         )
     whole = _whole(path, engine, row, _replayed)
-    return ModelAt(whole.arena.views, engine.version, _stored(whole.shares))
+    return ModelAt(whole.evaluated.views, engine.version, _stored(whole.shares))
 
 
 def replay_shards(path: Path, kernels: str = "auto") -> ReplayedModel:

@@ -326,7 +326,8 @@ def export(
 ) -> None:
     """Write the model of a snapshot to a .safetensors file, for --init and other software.
 
-    It is the model of the snapshot, with its tables: the rows of the journal since are not applied.
+    It is the model of the snapshot, as it is evaluated, with its tables: the rows of the journal
+    since are not applied.
     With --at it is that after a row: the rows since the snapshot before it are replayed, which
     takes about as long as the training did.
 
@@ -392,11 +393,10 @@ def _export_at(state: Any, row: int, out: Path, table: str | None, *, as_json: b
     from aiops.cli.state_replay import engine_at
 
     engine = engine_at(state, row)
-    store = engine.store
-    if store is None:
+    if engine.training is None:
         raise UsageError(f"no model was defined at row {row:,}")
-    arrays = store.current.arena.views
-    _write(out, row, store.version, arrays, engine.saved_tables(), table, as_json=as_json)
+    arrays = engine.training.evaluated().views
+    _write(out, row, engine.version, arrays, engine.saved_tables(), table, as_json=as_json)
 
 
 def _write(
@@ -435,7 +435,7 @@ def _write(
 
 def _parameters(file: Any) -> dict[str, Any]:
     """Return the tensors of a snapshot by name."""
-    from aiops.cli.state_folder import described_layout
+    from aiops.cli.state_folder import described_layout, evaluation_of
     from aiops.errors import DamagedState
     from aiops.model.arena import Arena
 
@@ -450,4 +450,9 @@ def _parameters(file: Any) -> dict[str, Any]:
     data = file.array("params").reshape(-1).view("uint8")
     if len(data) < layout.nbytes:
         raise DamagedState(f"the snapshot's parameters have {len(data):,} bytes, too few")
-    return Arena(layout, data[: layout.nbytes]).views
+    arena, evaluation = Arena(layout, data[: layout.nbytes]), evaluation_of(file.header, layout)
+    if evaluation is not None:
+        arena = Arena(layout)
+        arena.data[:] = data[: layout.nbytes]
+        evaluation.move(arena, file.array)
+    return arena.views

@@ -12,6 +12,8 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
+from aiops.algorithms import find
+from aiops.engine.captured_evaluation import CapturedEvaluation
 from aiops.engine.events import Options
 from aiops.errors import DamagedState, UsageError
 from aiops.model.arena import Arena
@@ -144,6 +146,7 @@ def _model_at(
     options = Options(**header.settings["options"])
     placement, arena = Placement.even(layout, options.shards, options.shard_bytes), Arena(layout)
     check_folders(lead.path.parent, followers, placement)
+    evaluation = evaluation_of(header, layout)
     spread = options.spread_tables and bool(header.owners["model"][1])
     if any(
         rows[n - 1] is None for n in (range(1, len(placement)) if spread else placement.used[1:])
@@ -162,6 +165,9 @@ def _model_at(
             if len(data) < high - low:
                 raise DamagedState(f"{name} is damaged: its parameters have {len(data):,} bytes")
             arena.data[low:high] = data[: high - low]
+            if evaluation is not None and low < high:
+                mine = Arena(placement.layouts[shard], arena.data[low:high])
+                evaluation.move(mine, file.array, int(placement.firsts[shard]))
     return arena.views
 
 
@@ -179,6 +185,33 @@ def check_folders(path: Path, followers: Sequence[StateFolder], placement: Place
                 f"{path} lacks the folder of shard {shard} of {len(placement)}: copy it from its"
                 f" host to {path / shard_folder(shard)}, of the same time"
             )
+
+
+def evaluation_of(header: SnapshotHeader, layout: Layout) -> CapturedEvaluation | None:
+    """Return what brings a snapshot's parameters to where the model is evaluated.
+
+    None: they are there already; or the policy is not installed here, so they stay as workers are
+    sent them.
+
+    Raises
+    ------
+    DamagedState
+        When it has not what that takes.
+    """
+    settings = dict(header.settings.get("algorithm", {}))
+    policy = str(settings.pop("policy", ""))
+    if ":" in policy:  # a file to be exported is not what decides which module is imported
+        return None
+    try:
+        algorithm = find(policy).make(settings)
+    except UsageError:
+        return None
+    if algorithm.rule().offset is None:
+        return None
+    try:
+        return CapturedEvaluation(algorithm, header, layout)
+    except (LookupError, TypeError, ValueError) as error:
+        raise DamagedState(f"the snapshot's values of its server are none: {error!r}") from None
 
 
 def described_layout(header: SnapshotHeader) -> Layout:

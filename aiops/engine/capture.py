@@ -7,7 +7,7 @@ an entry per owner, and named arrays:
 ====================  ============================================================================
 ``params``            the parameters; ``params@95``: version 95, at which a worker computes
 ``replica``           the delta replica's values; ``replica@93`` as above
-``state/0/n``         the optimiser's array n, of the layout's section 0
+``state/0/n``         the optimiser's array called n, of the layout's section 0
 ``master/0``          float32 masters of 16-bit parameters, of section 0
 ``sum/0``             the sum in progress, if any tensor has one
 ``gradient/7``        the bytes of a gradient that may be applied again

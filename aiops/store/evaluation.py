@@ -9,6 +9,7 @@ Parameters and optimiser are not changed, so training does not depend on who eva
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,19 +123,38 @@ class Evaluation:
         self._write(job.target.arena, job.left)
 
     def _write(self, arena: Arena, left: Array) -> None:
-        store, layout = self._store, arena.layout
-        current, masters, states = store.current.arena.sections, store.masters, store.state
-        for index, section in enumerate(layout.sections):
-            wide = masters[index]
-            values = current[index] if wide is None else wide
-            offset, target = states[index][self._place], arena.sections[index]
-            scratch = np.empty(_BLOCK, offset.dtype)
-            for tensor in range(section.first, section.last):
-                one, share = layout.tensors[tensor], offset.dtype.type(left[tensor])
-                first = (one.offset - section.start) // section.dtype.itemsize
-                end = first + one.size
-                for at in range(first, end, _BLOCK):
-                    part = slice(at, min(at + _BLOCK, end))
-                    block = scratch[: part.stop - at]
-                    np.multiply(offset[part], share, out=block)
-                    target[part] = np.subtract(values[part], block, out=block)
+        store = self._store
+        masters, sections = store.masters, store.current.arena.sections
+        values = [
+            mine if wide is None else wide for mine, wide in zip(sections, masters, strict=True)
+        ]
+        leave_out(arena, values, [state[self._place] for state in store.state], left)
+
+
+def leave_out(arena: Arena, values: Sequence[Array], offsets: Sequence[Array], left: Array) -> None:
+    """Write w − left · offset into an arena.
+
+    Parameters
+    ----------
+    arena
+        It gets the values.
+    values
+        By section of its layout: the parameters, or their float32 masters.
+    offsets
+        By section: the array that is left out.
+    left
+        float64[tensors], how much of it.
+    """
+    layout = arena.layout
+    for index, section in enumerate(layout.sections):
+        offset, target = offsets[index], arena.sections[index]
+        scratch = np.empty(_BLOCK, offset.dtype)
+        for tensor in range(section.first, section.last):
+            one, share = layout.tensors[tensor], offset.dtype.type(left[tensor])
+            first = (one.offset - section.start) // section.dtype.itemsize
+            end = first + one.size
+            for at in range(first, end, _BLOCK):
+                part = slice(at, min(at + _BLOCK, end))
+                block = scratch[: part.stop - at]
+                np.multiply(offset[part], share, out=block)
+                target[part] = np.subtract(values[index][part], block, out=block)

@@ -80,3 +80,28 @@ def test_a_replay_saves_what_the_server_did(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["replay", str(record), "--save", str(again)])
     assert found.exit_code == 0, found.output
     assert_same(read_model(again), read_model(path))
+
+
+@each_row("flags", [(), ("--shards", "2")])
+def test_a_state_is_exported_as_it_is_evaluated(flags: tuple[str, ...], tmp_path: Path) -> None:
+    state, path = tmp_path / f"state{len(flags)}", tmp_path / f"{len(flags)}.safetensors"
+    model = {**MODEL, "half": np.ones((4, 4), np.float16)}
+    with serving(*FLAGS, *flags, "--state", str(state), "--save", str(path)) as server:
+        with Worker(server.url, model) as worker:
+            for _ in range(5):
+                worker.step({name: np.ones_like(array) for name, array in model.items()})
+            expected = worker.evaluation()
+        server.stop()
+    assert_same(read_model(path), expected)
+    for number, more in enumerate([(), ("--at", _last_row(state))]):
+        out = tmp_path / f"{len(flags)}-{number}.safetensors"
+        found = CliRunner().invoke(app, ["state", "export", str(state), "--out", str(out), *more])
+        assert found.exit_code == 0, found.output
+        assert_same(read_model(out), expected)
+
+
+def _last_row(state: Path) -> str:
+    folder = state / "shard-0" if (state / "shard-0").exists() else state
+    return str(
+        max(int(file.name.split("-")[1].split(".")[0]) for file in folder.glob("snapshot-*"))
+    )
