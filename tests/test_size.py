@@ -17,7 +17,7 @@ SIZES = {
     "algorithms": (29, 4034),
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
-    "cli": (41, 6860),
+    "cli": (41, 6930),
     "client": (80, 17900),
     "codecs": (11, 2236),
     "compiled": (2, 58),
