@@ -17,7 +17,7 @@ from aiops.store.snapshots import Version
 
 
 class CapturedEvaluation:
-    """What is left out of the offset of each tensor of a captured model.
+    """Moves the parameters of a captured model to where it is evaluated.
 
     Parameters
     ----------
