@@ -526,6 +526,35 @@ def test_a_closed_one_is_left_alone() -> None:
         assert played.word(POSTED_AT) == 0
 
 
+def ping(played: Played) -> None:
+    played.scripted.peer.sendall(PING)
+
+
+def close(played: Played) -> None:
+    played.write(OPEN_AT, 0)
+
+
+@each_row("cause", [ping, close])
+def test_it_is_taken_back_at_once(cause: Callable[[Played], None]) -> None:
+    """Not after a beat, half a second: of several tries one is not held up by other work."""
+
+    def tried() -> float:
+        with Played() as played:
+            began: list[float] = []
+
+            def begin() -> None:
+                began.append(time.monotonic())
+                cause(played)
+
+            thread = played.when_posted(begin)
+            played.scripted.exchange()
+            ended = time.monotonic()
+            thread.join()
+            return ended - began[0]
+
+    assert any(tried() < 0.3 for _ in range(6))
+
+
 def test_where_the_socket_is_not_to_be_taken_nothing_is_done() -> None:
     with Played(alone=True) as played:
         played.write(OPEN_AT, 0)
@@ -535,14 +564,6 @@ def test_where_the_socket_is_not_to_be_taken_nothing_is_done() -> None:
         played.write(OPEN_AT, 1)
         played.answer(learnt("small", "asgd")[1])
         assert "Receipt" in played.scripted.exchange()
-
-
-def ping(played: Played) -> None:
-    played.scripted.peer.sendall(PING)
-
-
-def close(played: Played) -> None:
-    played.write(OPEN_AT, 0)
 
 
 def nothing(played: Played) -> None:
