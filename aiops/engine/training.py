@@ -248,10 +248,14 @@ class Training:
         return self.updates.stop(now, kept=kept)
 
     def go_on(self) -> None:
-        """Take pushes again: a server that was ending ends no more."""
+        """Take pushes again: a server that was ending ends no more, or another start goes on.
+
+        That one may have been restored from a capture that was taken at the end.
+        """
         self.updates.held.stopping = False
         if self.evaluation is not None:
             self.evaluation.collected = False
+            self.evaluation.captured()
 
     def evaluated(self) -> Arena:
         """Return the parameters where the model is evaluated, while no update is outstanding.

@@ -105,3 +105,18 @@ def _last_row(state: Path) -> str:
     return str(
         max(int(file.name.split("-")[1].split(".")[0]) for file in folder.glob("snapshot-*"))
     )
+
+
+def test_a_run_of_several_starts_is_replayed_from_its_first_row(tmp_path: Path) -> None:
+    """A start has no version for evaluation, though the one before it had made one."""
+    state = tmp_path / "state"
+    for _ in range(2):
+        with serving(*FLAGS, "--keep-journal", "--state", str(state)) as server:
+            with Worker(server.url, MODEL) as worker:
+                worker.evaluation()
+                trained(worker, 3)
+                worker.evaluation()
+            server.stop()
+    found = CliRunner().invoke(app, ["replay", str(state)])
+    assert found.exit_code == 0, found.output
+    assert "version   6" in found.output

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiops.engine.events import Left, SnapshotDue
+from aiops.engine.events import Left, Resumed, SnapshotDue, Stopping
 from aiops.engine.training import Training
 from aiops.model.layout import Array
 from aiops.store.capture_job import CaptureJob
@@ -160,6 +160,18 @@ def test_after_a_capture_it_is_made_again_as_a_restored_server_makes_it() -> Non
     inline.post(SnapshotDue(1.0, 1))
     tickets = training_of(inline).updates.tickets
     inline.receive(2, Fetch(6, -1, (), False, True))
+    assert training_of(inline).updates.tickets == tickets + 1
+
+
+def test_after_a_start_it_is_made_again_as_a_restored_server_makes_it() -> None:
+    inline = running()
+    stepped(inline)
+    inline.receive(2, Fetch(5, -1, (), False, True))
+    inline.post(Stopping(1.0, kept=True))
+    inline.post(Resumed(1.0, 2))
+    inline.join(3)
+    tickets = training_of(inline).updates.tickets
+    inline.receive(3, Fetch(6, -1, (), False, True))
     assert training_of(inline).updates.tickets == tickets + 1
 
 
