@@ -23,7 +23,7 @@ SIZES = {
     "compiled": (2, 58),
     "common": (17, 1300),
     "dashboard": (6, 850),
-    "durable": (15, 3800),
+    "durable": (15, 3880),
     "engine": (40, 9150),
     "data": (6, 914),
     "errors": (1, 240),

@@ -90,6 +90,9 @@ DIRECT: str
 CLASSES: tuple[str, ...]
 """The names of the classes whose fields compiled code uses (``fields.h``)."""
 
+def crc32(data: bytes | bytearray | memoryview, before: int = 0, /) -> int:
+    """Return the CRC-32 of bytes behind others whose CRC is given, as `zlib.crc32`."""
+
 def learn_fields(classes: Mapping[str, type], /) -> None:
     """Find where the fields of some of `CLASSES` lie in their instances.
 

@@ -306,7 +306,8 @@ static int count(Answers *self, PyObject *received)
              add(out, KindTraffic_payload, number[PAYLOAD]) < 0);
 }
 
-PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record)
+PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record,
+                   PyObject *state)
 {
     Pushed push;
     long long nbytes, first = 0, end = 0;
@@ -314,6 +315,7 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
     int whole = read_integer(received, &nbytes) && nbytes >= 0 && nbytes <= self->head.len
                     ? match(self, (Py_ssize_t)nbytes, &first, &end)
                     : -1;
+    self->kept = 0;
     if (whole == 0) {
         PyObject *wire = self->part[PART_wire], *traffic = get(wire, Connection_traffic);
         if (!is_of(traffic, Traffic_class))
@@ -339,6 +341,10 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
         goes = is_covered(self, push.largest, steps, scalars);
     if (goes > 0) {
         said = carry_out(self, &push, now, record, steps, scalars);
+        if (state != Py_None && !(self->kept = may_leave(state))) { /* it is packed, to be held */
+            self->fd = -1;
+            self->header_at = NULL;
+        }
         if (said != NULL && count(self, received) == 0)
             answer = packed(self, &push, said);
         Py_XDECREF(said);

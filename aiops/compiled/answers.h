@@ -77,6 +77,7 @@ typedef struct {
     long long parameters, answered; /* exchanges that were answered here */
     long long direct;               /* of these, by the addresses of kernels */
     char *header; /* room for one of an answer */
+    int kept; /* of the last exchange: whether what its answer promises is kept already */
     int fd; /* the socket that an answer may be sent on at once; below 0: none */
     char *header_at, *payload_at; /* or the memory that it is to be left in; NULL: none */
     Surveyed sections[SECTIONS];
@@ -114,9 +115,25 @@ PyObject *sums_of(const Answers *self);
 /* Let go of a kernel. */
 void forget_kernel(Loop *loop);
 
+/* Fix whether the current version has readers: `Store.freeze`. Returns it; -1: an error is set. */
+int freeze(const Answers *self);
+
+/* Record an exchange, before it is answered: in the journal of a `KeptState`, or in what else has a
+ * method `exchanged`. `sums`: None, if `run_loops` has left them. -1: an error is set. */
+int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *record, int leased,
+              PyObject *sums);
+
+/* Return whether the answer to the last exchange need not wait for its row: `Recorder.hold`. */
+int may_leave(PyObject *kept);
+
+/* Return the CRC-32 of bytes behind others whose CRC is given: `zlib.crc32`. */
+uint32_t crc_of(uint32_t crc, const void *data, size_t size);
+
 /* Answer a push if `received` bytes complete it, as `Steady.exchange` does. If `fd` is one, the
- * answer is sent there, as far as it can be, and the rest is returned; True: all was sent. */
-PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record);
+ * answer is sent there, as far as it can be, and the rest is returned; True: all was sent. `state`:
+ * the server's `KeptState`, or None; where the answer has to wait for it, all of it is returned. */
+PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record,
+                   PyObject *state);
 
 /* Answer as `EventDispatcher.exchange` does; returns as `exchange`. */
 PyObject *answer(PyObject *self, PyObject *received);

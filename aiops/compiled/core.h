@@ -24,6 +24,7 @@ int add_answers(PyObject *module);
 int add_poller(PyObject *module);
 int add_mailboxes(PyObject *module);
 int add_kernel(PyObject *module);
+int add_crc(PyObject *module);
 
 /* Of `Exchange`: METH_FASTCALL, see _core.pyi. */
 PyObject *run(PyObject *self, PyObject *const *given, Py_ssize_t count);

@@ -12,16 +12,18 @@
 #include "core.h"
 
 #define CLASSES(X)                                                                                \
-    X(Arena) X(BusyPoll) X(CollectedSum) X(Connection) X(EffectRunner) X(EventDispatcher)         \
-    X(FiniteGuard) X(HeldPushes) X(KindTraffic) X(Ledger) X(Member) X(MessageTransport) X(Pace)   \
-    X(Params) X(Persistence) X(PushClosure) X(Receipt) X(RecentStaleness) X(RunState)             \
-    X(RunWarnings) X(SnapshotPool) X(StalenessHistogram) X(SteadyExchange) X(Store) X(Traffic)    \
+    X(Arena) X(BusyPoll) X(CollectedSum) X(CommitGate) X(Connection) X(EffectRunner)              \
+    X(EventDispatcher) X(FiniteGuard) X(FixedFrames) X(HeldPushes) X(JournalWriter) X(KeptState)  \
+    X(KindTraffic) X(Ledger) X(Member) X(MessageTransport) X(Pace) X(Params) X(Persistence)       \
+    X(PushClosure) X(Receipt) X(RecentStaleness) X(Recorder) X(RunState) X(RunWarnings)           \
+    X(RunningJournal) X(SnapshotPool) X(StalenessHistogram) X(SteadyExchange) X(Store) X(Traffic) \
     X(UpdateMaker) X(UpdateQueue) X(Version)
 
 #define FIELDS(X)                                                                                 \
     X(Arena, data) X(Arena, sections)                                                             \
     X(BusyPoll, idle) X(BusyPoll, received)                                                       \
     X(CollectedSum, count)                                                                        \
+    X(CommitGate, level)                                                                          \
     X(Connection, _begin) X(Connection, _end) X(Connection, _rest) X(Connection, _whole)          \
     X(Connection, _message) X(Connection, expected) X(Connection, missing) X(Connection, state)   \
     X(Connection, traffic)                                                                        \
@@ -30,7 +32,13 @@
     X(FiniteGuard, _left) X(FiniteGuard, _seen) X(FiniteGuard, _seen_scalars)                     \
     X(FiniteGuard, _scalars) X(FiniteGuard, _step)                                                \
     X(FiniteGuard, magnitude) X(FiniteGuard, narrow)                                              \
+    X(FixedFrames, payload)                                                                       \
     X(HeldPushes, pushes)                                                                         \
+    X(JournalWriter, _at) X(JournalWriter, _frames) X(JournalWriter, _half)                       \
+    X(JournalWriter, _lent_to) X(JournalWriter, _lent_until) X(JournalWriter, _memory)            \
+    X(JournalWriter, _salt) X(JournalWriter, _synced) X(JournalWriter, _waiting)                  \
+    X(JournalWriter, _written) X(JournalWriter, nbytes) X(JournalWriter, why)                     \
+    X(KeptState, journal) X(KeptState, record) X(KeptState, recorder)                             \
     X(KindTraffic, messages) X(KindTraffic, overhead) X(KindTraffic, payload)                     \
     X(Ledger, _batches) X(Ledger, _exchanges) X(Ledger, _last) X(Ledger, _settled)                \
     X(Member, answered) X(Member, answers) X(Member, covers) X(Member, excused)                   \
@@ -45,8 +53,11 @@
     X(Receipt, mean_staleness) X(Receipt, pushed) X(Receipt, staleness) X(Receipt, used)          \
     X(Receipt, vbar) X(Receipt, vbars) X(Receipt, version) X(Receipt, why)                        \
     X(RecentStaleness, _count) X(RecentStaleness, mean)                                           \
+    X(Recorder, _gate) X(Recorder, _later) X(Recorder, next) X(Recorder, pending)                 \
+    X(Recorder, recording)                                                                        \
     X(RunState, kept)                                                                             \
     X(RunWarnings, due) X(RunWarnings, total)                                                     \
+    X(RunningJournal, appended) X(RunningJournal, writer)                                         \
     X(SnapshotPool, _until) X(SnapshotPool, current) X(SnapshotPool, returned)                    \
     X(StalenessHistogram, bins) X(StalenessHistogram, total)                                      \
     X(SteadyExchange, _age) X(SteadyExchange, _connection) X(SteadyExchange, _gradients)          \

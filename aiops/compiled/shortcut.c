@@ -188,7 +188,7 @@ static PyObject *exchange_method(PyObject *object, PyObject *const *given, Py_ss
     }
     ((Answers *)object)->fd = -1;
     ((Answers *)object)->header_at = NULL;
-    return exchange((Answers *)object, given[0], given[1], given[2]);
+    return exchange((Answers *)object, given[0], given[1], given[2], Py_None);
 }
 
 /* Have the server end because of the error that is set, as `EventDispatcher.exchange` does. */
@@ -209,7 +209,20 @@ static PyObject *failed(const Answers *self)
     return found == NULL ? NULL : PyBytes_FromStringAndSize(NULL, 0);
 }
 
-/* Answer as `EventDispatcher.exchange` does, which is asked where a state is kept. */
+/* Keep an answer that has to wait for its row; return b"" if it has: `Recorder.hold`. */
+static PyObject *hold(const Answers *self, PyObject *state, PyObject *found)
+{
+    PyObject *held = PyObject_CallMethod(get(state, KeptState_recorder), "hold", "OO", self->peer,
+                                         found);
+    int waits = held == NULL ? -1 : is_true(held);
+    Py_XDECREF(held);
+    if (waits == 0)
+        return found;
+    Py_DECREF(found);
+    return waits < 0 ? NULL : PyBytes_FromStringAndSize(NULL, 0);
+}
+
+/* Answer as `EventDispatcher.exchange` does, which is asked where a shard's state is kept. */
 PyObject *answer(PyObject *object, PyObject *received)
 {
     Answers *self = (Answers *)object;
@@ -220,30 +233,33 @@ PyObject *answer(PyObject *object, PyObject *received)
         PyErr_SetString(PyExc_RuntimeError, "it is not connected to a server");
         return NULL;
     }
-    if (get(state, RunState_kept) != Py_None)
+    PyObject *kept = get(state, RunState_kept);
+    if (kept != Py_None && !is_of(kept, KeptState_class))
         return PyObject_CallFunctionObjArgs(self->part[PART_exchange], received, NULL);
     if (is_true(get(dispatcher, EventDispatcher__handling)) != 0 ||
         is_true(get(dispatcher, EventDispatcher_broken)) != 0 ||
         !((double)self->cost <= PyFloat_AsDouble(get(runner, EffectRunner_at_once))))
         return (PyErr_Clear(), Py_NewRef(Py_None));
-    if (files != Py_None && is_of(files, Persistence_class))
+    if (kept != Py_None)
+        record = get(kept, KeptState_record);
+    else if (files != Py_None && is_of(files, Persistence_class))
         record = get(files, Persistence_exchanges);
     PyObject *now = PyObject_CallNoArgs(self->part[PART_clock]);
-    PyObject *found = now == NULL ? NULL : exchange(self, received, now, record);
+    PyObject *found = now == NULL ? NULL : exchange(self, received, now, record, kept);
     Py_XDECREF(now);
     if (found == NULL)
         return failed(self);
-    if (found == Py_None || (PyBytes_Check(found) && PyBytes_Size(found) == 0) ||
-        self->header_at != NULL) /* `Mailboxes` looks for the next one itself */
+    if (found == Py_None || (PyBytes_Check(found) && PyBytes_Size(found) == 0))
         return found;
-    if (put(busy_poll, BusyPoll_received, Py_NewRef(Py_True)) < 0 ||
-        is_true(get(busy_poll, BusyPoll_idle)) == 0)
-        return found;
-    PyObject *begun = PyObject_CallMethod(busy_poll, "begin", NULL);
-    Py_XDECREF(begun);
-    if (begun == NULL)
-        Py_CLEAR(found);
-    return found;
+    if (self->header_at == NULL && /* `Mailboxes` looks for the next one itself */
+        put(busy_poll, BusyPoll_received, Py_NewRef(Py_True)) == 0 &&
+        is_true(get(busy_poll, BusyPoll_idle)) != 0) {
+        PyObject *begun = PyObject_CallMethod(busy_poll, "begin", NULL);
+        Py_XDECREF(begun);
+        if (begun == NULL)
+            Py_CLEAR(found);
+    }
+    return found == NULL || kept == Py_None || self->kept ? found : hold(self, kept, found);
 }
 
 /* Take the parts of a server, with which `answer` may be called. */

@@ -295,31 +295,16 @@ static int note(const Answers *self, const Pushed *push, PyObject *now, PyObject
     return 0;
 }
 
-/* Record an exchange, before it is answered. */
-static int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *record,
-                     PyObject *leased, PyObject *sums)
-{
-    const long long *number = push->number;
-    PyObject *numbers = Py_BuildValue("LLLL", number[0], number[1], number[2], number[3]);
-    if (numbers == NULL)
-        return -1;
-    PyObject *found = PyObject_CallMethod(
-        record, "exchanged", "OOOOOOO", now, leased, self->peer, numbers,
-        self->part[PART_gradient], get(self->part[PART_updates], UpdateQueue_tickets), sums);
-    Py_DECREF(numbers);
-    Py_XDECREF(found);
-    return found == NULL ? -1 : 0;
-}
-
 PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *record,
                     PyObject *steps, PyObject *scalars)
 {
     PyObject *store = self->part[PART_store], *pace = self->part[PART_pace], *sums = NULL;
-    PyObject *leased = NULL, *said = NULL, *vbar = NULL, *vbars = NULL, *found;
+    PyObject *said = NULL, *vbar = NULL, *vbars = NULL, *found;
+    int leased = 0;
     long long total, warned;
     if (begin(self, push, scalars) < 0)
         return NULL;
-    if (record != Py_None && (leased = PyObject_CallMethodObjArgs(store, names[NAME_freeze], NULL)) == NULL)
+    if (record != Py_None && (leased = freeze(self)) < 0)
         return NULL;
     if (push->now >= PyFloat_AsDouble(get(pace, Pace_due))) {
         found = PyObject_CallMethod(pace, "note", "OL", now, push->version - 1);
@@ -327,7 +312,7 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
             goto end;
         Py_DECREF(found);
     }
-    int wanted = self->has_statistic || self->part[PART_gain] != Py_None || record != Py_None;
+    int wanted = self->has_statistic || self->part[PART_gain] != Py_None; /* a row has their checksum */
     if ((sums = step(self, push, steps, scalars, wanted)) == NULL)
         goto end;
     if (note_gain(self, sums) < 0)
@@ -349,7 +334,6 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
     if (said != NULL && note(self, push, now, said) < 0)
         Py_CLEAR(said);
 end:
-    Py_XDECREF(leased);
     Py_XDECREF(sums);
     Py_XDECREF(vbar);
     Py_XDECREF(vbars);

@@ -76,6 +76,9 @@ class CommitGate:
         The number of effects that are held.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "level")
+
     def __init__(self, wanted: Acks) -> None:
         self.wanted = self.level = wanted
         self._held: deque[tuple[int, Effect | EncodedReply]] = deque()  # by row, ascending

@@ -189,6 +189,9 @@ class Recorder(RowCounter):
         The same, with those of clients that were forgotten.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("_gate", "_later", "pending", "recording")
+
     def __init__(
         self,
         engine: Engine,

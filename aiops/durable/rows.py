@@ -86,6 +86,9 @@ class RowCounter:
         The number of the next row.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "next")
+
     def __init__(self, first: int) -> None:
         self.next = first
 

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from aiops.compiled.loading import core
+from aiops.durable.commit_gate import CommitGate
+from aiops.durable.recorder import Recorder
 from aiops.engine.events import Effect, Event, JournalEnded
 from aiops.engine.steady import ExchangeRecord, Steady
 from aiops.engine.steady_rows import SteadyRows
@@ -17,6 +19,10 @@ from aiops.net.busy_poll import BusyPoll
 from aiops.serving.effects import EffectRunner
 from aiops.serving.persistence import Persistence
 from aiops.serving.run_state import RunState
+from aiops.serving.state.journal_writer import JournalWriter
+from aiops.serving.state.kept_state import KeptState
+from aiops.serving.state.running_journal import RunningJournal
+from aiops.state.frames import FixedFrames
 
 ShortWay: TypeAlias = Callable[[int], bytes | memoryview | None]
 """Answers what has come on a connection, given the number of bytes: `EventDispatcher.exchange`."""
@@ -169,5 +175,8 @@ class EventDispatcher:
 @cache
 def _learn(library: Any) -> None:
     """Have compiled code find the fields that it reads of a server."""
-    classes = BusyPoll, EffectRunner, EventDispatcher, Persistence, RunState
+    classes = (
+        *(BusyPoll, CommitGate, EffectRunner, EventDispatcher, FixedFrames, JournalWriter),
+        *(KeptState, Persistence, Recorder, RunningJournal, RunState),
+    )
     library.learn_fields({each.__name__: each for each in classes})

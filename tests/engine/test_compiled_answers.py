@@ -828,6 +828,8 @@ def test_every_class_is_learnt() -> None:
     library = core()
     assert library is not None
     from aiops.client.sync import compiled_exchange
+    from aiops.durable.commit_gate import CommitGate
+    from aiops.durable.recorder import Recorder
     from aiops.net import socket_poller
     from aiops.net.busy_poll import BusyPoll
     from aiops.net.transport import MessageTransport
@@ -835,8 +837,15 @@ def test_every_class_is_learnt() -> None:
     from aiops.serving.event_dispatcher import EventDispatcher
     from aiops.serving.persistence import Persistence
     from aiops.serving.run_state import RunState
+    from aiops.serving.state.journal_writer import JournalWriter
+    from aiops.serving.state.kept_state import KeptState
+    from aiops.serving.state.running_journal import RunningJournal
+    from aiops.state.frames import FixedFrames
 
-    others = BusyPoll, EffectRunner, EventDispatcher, MessageTransport, Persistence, RunState
+    others = (
+        *(BusyPoll, CommitGate, EffectRunner, EventDispatcher, FixedFrames, JournalWriter),
+        *(KeptState, MessageTransport, Persistence, Recorder, RunState, RunningJournal),
+    )
     learnt = *compiled_answers.LEARNT, *compiled_exchange.LEARNT, *others
     names = {each.__name__ for each in learnt}
     assert names == set(library.CLASSES)

@@ -11,7 +11,7 @@ import asyncio
 import importlib.util
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,18 @@ from hypothesis import strategies as st
 
 import aiops
 from aiops import testing
+from aiops.cli.state_folder import StateFolder
+from aiops.cli.state_replay import frames_of
 from aiops.compiled.loading import COMPILED, core
 from aiops.engine.engine import Engine
 from aiops.engine.steady import MOST, ROOM, Steady
 from aiops.model.layout import Array
 from aiops.model.parts import Part
+from aiops.net.disk import Disk, SystemDisk
+from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.server import Server
+from aiops.serving.state.kept_state import KeptState
+from aiops.state.row_kinds import RowKind
 from aiops.wire import messages
 from aiops.wire.connection import SMALL
 from aiops.wire.encoding import encode
@@ -36,7 +42,7 @@ from aiops.wire.messages import Message
 from tests import foreign
 from tests.peers import define, enclose
 from tests.pipes import Piped
-from tests.recording import replayed
+from tests.recording import replayed, rows_of
 from tests.seeds import examples
 
 MODELS: dict[str, dict[str, Array]] = {
@@ -277,6 +283,13 @@ class Course:
         return [*said, self.observer.written], parameters, state, report
 
 
+class RealFiles(SystemDisk):
+    """The system's files, which may lend memory, and the threads of virtual time."""
+
+    def __init__(self, virtual: Disk) -> None:
+        self.thread, self.queue = virtual.thread, virtual.queue  # type: ignore[method-assign]
+
+
 def run(
     policy: tuple[str, dict[str, Any], dict[str, Any]],
     model: str,
@@ -287,8 +300,9 @@ def run(
     short: bool = True,
     compiled: bool = False,
     kernels: str = "numpy",
+    **kept: Any,
 ) -> Seen:
-    """Run a course in virtual time."""
+    """Run a course in virtual time; ``kept``: how the server keeps its state."""
     name, chosen, others = policy
     count = 0
     steady, general, make = Engine.steady, Steady.general, Steady.__init__
@@ -305,8 +319,11 @@ def run(
         made.append(self)
 
     async def main() -> Any:
+        if kept:
+            env = CURRENT_ENVIRONMENT.get()
+            CURRENT_ENVIRONMENT.set(replace(env, disk=RealFiles(env.disk)))
         async with aiops.serve(
-            policy=name, set=chosen, port=0, kernels=kernels, record=record, **others
+            policy=name, set=chosen, port=0, kernels=kernels, record=record, **kept, **others
         ) as server:
             while not server.warm:  # noqa: ASYNC110  (virtual time)
                 await asyncio.sleep(0.01)
@@ -364,6 +381,49 @@ def compare(*course: Any, folder: Path, kernels: str = "numpy") -> Seen:
         assert again.engine.store.current.arena.data.tobytes() == general.parameters
         assert again.engine.report()["warnings"] == general.report["warnings"]
     return others[-1]
+
+
+def journalled(
+    *course: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, acks: str = "written"
+) -> tuple[Seen, int]:
+    """Run a course all ways on a server with a state, and compare everything, the journals too.
+
+    Returns what came of it in compiled code, and the rows that this stored by itself.
+    """
+    ways = [(False, False, "numpy"), (True, False, "numpy")]
+    ways += [(True, True, each) for each in KERNELS if core() is not None]
+    paths = [Path(tempfile.mkdtemp(dir=folder)) / "state" for _way in ways]
+    told, seen = 0, list[Seen]()
+    exchanged = KeptState.exchanged
+
+    def counted(self: KeptState, *given: Any) -> None:
+        nonlocal told
+        told += 1
+        exchanged(self, *given)
+
+    monkeypatch.setattr(KeptState, "exchanged", counted)
+    for (short, compiled, kernels), path in zip(ways, paths, strict=True):
+        told = 0
+        kept: dict[str, Any] = {"state": path, "keep_journal": True, "acks": acks}
+        seen.append(run(*course, None, short=short, compiled=compiled, kernels=kernels, **kept))
+    frames = [[*frames_of(StateFolder(path), 1, [])] for path in paths]
+    general = seen[0]
+    for each, rows, path in zip(seen, frames, paths, strict=True):
+        each.report.pop("kernels", None)
+        for name in ("row", "journal_bytes", "folder", "run"):  # the general way has more rows
+            del each.report["state"][name]
+        assert each.said == general.said
+        assert (each.parameters, each.state) == (general.parameters, general.state)
+        assert each.report == general.report
+        again = replayed(path, "numpy")
+        assert again.engine.store is not None
+        assert again.engine.store.current.arena.data.tobytes() == general.parameters
+        assert again.engine.report()["warnings"] == general.report["warnings"]
+        if each is not general:
+            assert each.short == seen[1].short
+            assert rows_of(rows[1:]) == rows_of(frames[1][1:])  # the first has the run's name
+            assert sum(row.kind == RowKind.STEADY for row in rows) == each.short
+    return seen[-1], seen[-1].short - told
 
 
 usual = st.builds(
@@ -441,7 +501,62 @@ def test_both_ways_are_one(
     compare(policy, model, styles, [*LEARN, *course], folder=folder)
 
 
+@pytest.mark.slow
+@settings(
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+)
+@given(
+    policy=st.sampled_from(POLICIES),
+    model=st.sampled_from(["one tensor", "several", "mixed"]),
+    styles=st.lists(st.sampled_from(["ours", "turned", "ours", "short"]), min_size=2, max_size=3),
+    course=st.lists(st.one_of(usual, odd, bad_only), min_size=8, max_size=20),
+)
+def test_both_ways_keep_one_journal(
+    policy: Any, model: str, styles: list[str], course: list[Op], folder: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        journalled(policy, model, styles, [*LEARN, *course], folder=folder, monkeypatch=patch)
+
+
 USUAL = [Op("push", worker=n % 2, seed=n, lag=n % 3 and 1) for n in range(12)]
+
+
+@pytest.mark.parametrize("model", ["one tensor", "several", "mixed", "halves", "small"])
+def test_rows_are_stored_by_compiled_code(
+    model: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for them is lent to Python, for 0.05 s: of six pushes one asks for it."""
+    course = [*USUAL, Op("watch", seed=3), Op("fetch", worker=1), *USUAL, *USUAL]
+    given = POLICIES[0], model, ["ours", "turned"], course
+    seen, stored = journalled(*given, folder=folder, monkeypatch=monkeypatch)
+    assert seen.short == 3 * len(USUAL) - 2
+    if core() is not None:
+        assert seen.compiled == seen.short
+        assert stored >= len(USUAL) or not lends(folder) or model == "small"
+
+
+@pytest.mark.parametrize("acks", ["written", "durable"])
+def test_answers_of_long_rows_and_of_rows_that_wait(
+    acks: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = POLICIES[1], "the largest" if acks == "written" else "several", ["ours"], USUAL
+    seen, stored = journalled(*given, folder=folder, monkeypatch=monkeypatch, acks=acks)
+    assert seen.short > 8
+    assert stored == 0
+
+
+def lends(folder: Path) -> bool:
+    """Return whether the file system of a folder lends memory."""
+    file = SystemDisk().create(folder / "lends", 1 << 16)
+    file.map()
+    lent = file.lend(0, 1)
+    file.close()
+    (folder / "lends").unlink()
+    return lent is not None
 
 
 def test_a_push_that_is_repeated_on_its_own_connection(folder: Path) -> None:

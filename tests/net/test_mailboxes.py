@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops.cli.state_folder import StateFolder
+from aiops.cli.state_replay import frames_of
 from aiops.common import urls
 from aiops.compiled.loading import COMPILED, core
 from aiops.model.mailbox import Mailbox, size_of
@@ -28,9 +30,10 @@ from aiops.model.parts import Part
 from aiops.net import mailboxes as module
 from aiops.net import unix_socket
 from aiops.serving.server import Server
+from aiops.state.row_kinds import RowKind
 from aiops.wire import messages
 from tests.model.test_shared_memory import descriptors, held
-from tests.net.test_socket_poller import SIZE, Line, link_of, pushed
+from tests.net.test_socket_poller import SIZE, Line, SlowDisk, answered, link_of, pushed
 from tests.peers import eventually, frame
 from tests.rows import each_row
 from tests.support import PATIENCE, ServerThread
@@ -618,6 +621,37 @@ def test_a_state_that_is_kept_has_all_that_was_answered(tmp_path: Any) -> None:
         last = parameters(served)
     with Served(state=state) as served:
         assert parameters(served) == last
+
+
+def test_an_answer_waits_for_its_row(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowDisk(monkeypatch)
+    with Served(state=tmp_path / "s", acks="durable") as served, Poster(served.url) as poster:
+        poster.opened(served)
+        before = served.call(answered)
+        slow.block()
+        poster.put(b"\xaa" * 64, ANSWER_AT)
+        poster.post(poster.next())
+        eventually(lambda: served.call(answered) == before + 1, "it is applied")
+        assert served.call(lambda server: server.run_state.holds)
+        assert poster.answered() == ELSEWHERE
+        assert bytes(poster.mailbox.data[ANSWER_AT : ANSWER_AT + 64]) == b"\xaa" * 64
+        assert not select.select([poster.sock], [], [], 0)[0], "it was answered before its row"
+        slow.go.set()
+        assert isinstance(poster.receive(), messages.Ack)
+
+
+def test_rows_are_written_before_their_answers(tmp_path: Any) -> None:
+    with (
+        Served(state=tmp_path / "s", keep_journal=True) as served,
+        Poster(served.url) as poster,
+    ):
+        poster.opened(served)
+        for count in range(1, 20):
+            poster.post(poster.next())
+            assert poster.told() == parameters(served)
+            rows = [*frames_of(StateFolder(tmp_path / "s"), 1)]  # while the server runs
+            assert sum(row.kind == RowKind.STEADY for row in rows) >= count
+        assert served.served == 19
 
 
 def test_a_client_that_sleeps_is_woken(served: Served) -> None:

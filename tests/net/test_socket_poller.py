@@ -7,6 +7,7 @@ import select
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +17,17 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.cli.state_folder import StateFolder
+from aiops.cli.state_replay import frames_of
 from aiops.compiled.loading import COMPILED, core
 from aiops.model.parts import Part
+from aiops.net import disk
 from aiops.net.transport import MessageTransport
 from aiops.serving.server import Server
+from aiops.state.row_kinds import RowKind
 from aiops.wire import messages
 from tests.certificates import ours
-from tests.peers import Peer, define, frame
+from tests.peers import Peer, define, eventually, frame
 from tests.support import PATIENCE, ServerThread
 
 pytestmark = pytest.mark.skipif(
@@ -473,6 +478,59 @@ def test_a_table_that_cannot_grow_leaves_a_connection_to_the_loop(served: Served
         before = served.served
         line.exchange()
         assert served.served == before
+
+
+class SlowDisk:
+    """Has syncs of files wait, once `block` is called, until `go` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self._sync = threading.Event(), disk._SystemFile.sync
+        self._monkeypatch = monkeypatch
+
+    def block(self) -> None:
+        def sync(file: Any) -> None:
+            assert self.go.wait(PATIENCE)
+            self._sync(file)
+
+        self._monkeypatch.setattr(disk._SystemFile, "sync", sync)
+
+
+def answered(server: Server) -> int:
+    """Return the exchanges that compiled code has answered."""
+    ways = [peer.steady for peer in server.connections.peers.values()]
+    return sum(way.compiled.answered for way in ways if way is not None and way.compiled)
+
+
+def test_an_answer_waits_for_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowDisk(monkeypatch)
+    with Served(None, state=tmp_path / "s", acks="durable") as served:
+        line = Line(served.url)
+        line.polled()
+        before = served.call(answered)
+        slow.block()
+        line.send(line.next())
+        eventually(lambda: served.call(answered) == before + 1, "it is applied")
+        assert served.call(lambda server: server.run_state.holds)
+        assert not select.select([line.sock], [], [], 0)[0], "it was answered before its row"
+        slow.go.set()
+        assert line.heard()
+        assert served.served == 0
+        line.close()
+
+
+def test_rows_are_written_before_their_answers(tmp_path: Path) -> None:
+    with Served(None, state=tmp_path / "s", keep_journal=True) as served:
+        line = Line(served.url)
+        line.polled()
+        for count in range(1, 20):
+            said = line.exchange()
+            rows = [*frames_of(StateFolder(tmp_path / "s"), 1)]  # while the server runs
+            assert sum(row.kind == RowKind.STEADY for row in rows) >= count
+            assert said == served.call(
+                lambda server: server.engine.store.current.arena.data.tobytes()
+            )
+        assert served.served >= 19
+        line.close()
 
 
 def test_it_is_closed_with_its_server() -> None:

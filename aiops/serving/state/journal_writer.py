@@ -95,6 +95,12 @@ class JournalWriter:
         When the first segment cannot be made.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = (
+        *("__dict__", "__weakref__", "_at", "_frames", "_half", "_lent_to", "_lent_until"),
+        *("_memory", "_salt", "_synced", "_waiting", "_written", "nbytes", "why"),
+    )
+
     def __init__(
         self,
         disk: Disk,

@@ -123,6 +123,9 @@ class KeptState:
         when the policy has attributes that cannot be kept.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "journal", "record", "recorder")
+
     _alone = True  # no other server's snapshots belong to its own
 
     def __init__(

@@ -20,6 +20,9 @@ class RunningJournal:
         Called when a row has been appended, unless it is None.
     """
 
+    # Those that compiled code reads: `aiops.compiled`.
+    __slots__ = ("__dict__", "__weakref__", "appended", "writer")
+
     def __init__(self, writer: JournalWriter | None, now: Callable[[], float]) -> None:
         self.writer, self._now = writer, now
         self.appended: Callable[[], None] | None = None
