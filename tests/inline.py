@@ -15,6 +15,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
     Apply,
+    Copied,
     Drop,
     Event,
     Initialised,
@@ -60,6 +61,7 @@ class Inline:
         self.rows: dict[int, list[bytes]] = {}  # what answers brought
         self.leases: list[tuple[int, Lease]] = []
         self.dropped: list[int] = []
+        self.copies: list[Copied] = []
         self.notes: list[str] = []
         self.wake_at: float | None = None
         self.outstanding: Apply | None = None
@@ -94,6 +96,8 @@ class Inline:
                         self.leases.append((effect.peer, effect.lease))
                     if effect.peer in self.listeners:
                         heard.append(effect)
+                elif isinstance(effect, Copied):
+                    self.copies.append(effect)
                 elif isinstance(effect, Drop):
                     self.dropped.append(effect.peer)
                 elif isinstance(effect, WakeAt):

@@ -105,7 +105,7 @@ class ScheduleFree(Algorithm):
     before it.
 
     The model is evaluated nearer to the average, the more updates there have been (``fetch`` with
-    ``evaluation=True``, `Worker.evaluation`, ``--save`` at the end):
+    ``evaluation=True``, `Worker.evaluation`, ``--save``):
 
     .. math::
 
@@ -227,7 +227,7 @@ class ScheduleFree(Algorithm):
     Of where the model is evaluated: Defazio et al. return x, which is better where few workers make
     many updates (the transformer with one worker: 1.389 nats, and 1.420 at ŷ), and worse where many
     workers make few of them (with 16 and a quarter of the mini-batches 2.833, and 2.780). φ follows
-    the better of both: 1.388 and 2.779. What workers hold, and ``--save-every`` writes, is ŷ.
+    the better of both: 1.388 and 2.779. What workers hold is ŷ.
 
     In a sparse table a row takes the steps of its pushes as they come (c = 1, β = 0): rows that are
     pushed seldom would be averaged over much of their past.

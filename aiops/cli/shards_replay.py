@@ -25,13 +25,9 @@ from aiops.engine.engine import Engine
 from aiops.engine.restore import stored_tables
 from aiops.errors import DamagedState, UsageError
 from aiops.model.arena import Arena
-from aiops.model.layout import Array, Ints
 from aiops.model.placement import Placement
-from aiops.model.tables import NamedTable
+from aiops.model.tables import StoredTable
 from aiops.state.directory import StateIdentity, foreign
-
-Stored: TypeAlias = tuple[NamedTable, Ints, Array]
-"""A table, and its rows: their numbers, in order, and their values."""
 
 
 @value
@@ -43,7 +39,7 @@ class ModelAt:
 
     arrays: dict[str, Any]
     version: int
-    tables: list[Stored]
+    tables: list[StoredTable]
 
 
 def model_at(path: Path, row: int, kernels: str = "auto") -> ModelAt:
@@ -178,18 +174,18 @@ class ReplayedModel:
         return digest_of(data, zip(*self.shares, strict=True))
 
     @property
-    def tables(self) -> list[Stored]:
+    def tables(self) -> list[StoredTable]:
         """The rows of all tables."""
         return _stored(self.shares)
 
 
-def _stored(shares: Sequence[Stores]) -> list[Stored]:
+def _stored(shares: Sequence[Stores]) -> list[StoredTable]:
     """Return the rows of tables, of which each server has some."""
     stored = [[(table.named, *table.stored()) for table in tables] for tables in shares]
     return [_merged(tables) for tables in zip(*stored, strict=True)]
 
 
-def tables_at(path: Path, row: int) -> list[Stored]:
+def tables_at(path: Path, row: int) -> list[StoredTable]:
     """Return the tables of the snapshots of a row: of the lead, or of all shards."""
     lead, *followers = map(StateFolder, shard_folders(path))
     with lead.snapshot(row) as file:
@@ -203,7 +199,7 @@ def tables_at(path: Path, row: int) -> list[Stored]:
     return [_merged(tables) for tables in zip(*shares, strict=True)]
 
 
-def _merged(shares: Sequence[Stored]) -> Stored:
+def _merged(shares: Sequence[StoredTable]) -> StoredTable:
     """Return one table, of the rows of each shard."""
     ids = np.concatenate([ids for _named, ids, _rows in shares])
     order = np.argsort(ids, kind="stable")

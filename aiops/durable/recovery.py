@@ -10,7 +10,17 @@ from aiops.durable.rows import LEASED, AppliedMark, JournalRow, check_of, events
 from aiops.engine.buffer_pool import BufferPool, unbounded
 from aiops.engine.capture import Capture, capture, settings_of
 from aiops.engine.engine import Engine
-from aiops.engine.events import Applied, Apply, Effect, Event, Joined, Received, Reply, Warm
+from aiops.engine.events import (
+    Applied,
+    Apply,
+    Copied,
+    Effect,
+    Event,
+    Joined,
+    Received,
+    Reply,
+    Warm,
+)
 from aiops.engine.restore import Captured, ReadArray, check_settings, restore
 from aiops.engine.training import Training
 from aiops.errors import DamagedState
@@ -271,7 +281,7 @@ class Replayer:
                 self._warm(effect)
             elif isinstance(effect, Warm):
                 self._effects.append(effect)
-            elif isinstance(effect, Reply) and effect.lease is not None:
+            elif isinstance(effect, Copied | Reply) and effect.lease is not None:
                 effect.lease.release()
             elif isinstance(effect, Reply) and effect.rows is not None:
                 effect.rows.free()

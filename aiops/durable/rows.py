@@ -15,6 +15,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
     BudgetTick,
+    CopyDue,
     Event,
     Initialised,
     Joined,
@@ -164,6 +165,8 @@ def _fields(event: Event) -> tuple[RowKind, list[Any], Bytes | None]:
             return RowKind.STOPPING, [], None
         case Paused():
             return RowKind.PAUSED, [event.why], None
+        case CopyDue():
+            return RowKind.COPY, [], None
         case _:
             raise TypeError(f"no row has this event: {event!r:.200}")
 
@@ -241,6 +244,8 @@ def _events(
             return [SnapshotDue(time, found["number"])]
         case RowKind.PAUSED:
             return [Paused(time, str(found["why"]))]
+        case RowKind.COPY:
+            return [CopyDue(time)]
         case RowKind.STOPPING:
             return [Stopping(time, kept=not frame.flags & _FINAL)]
     return []

@@ -38,6 +38,7 @@ with the others:
 `.updates.maker`       the sum in progress, learning rates, and the outstanding update
 `.updates.held`        the answers that a barrier holds back
 `.replies`             unanswered pushes, and fetches that wait for an update in place
+`.copied`              the copy of the model that is due, to be saved, if one is
 `.table_requests`      embedding tables; their work takes its turn in the update queue
 `.delta_replies`       the delta replica that coded fetches are answered from, if any
 `.data_sets`           the examples that workers are given, and those that count as seen
@@ -120,6 +121,7 @@ from aiops.engine.client_plan import ClientPlan
 from aiops.engine.events import (
     Applied,
     BudgetTick,
+    CopyDue,
     DistributeModel,
     Drop,
     Effect,
@@ -150,10 +152,9 @@ from aiops.engine.steady_rows import SteadyRows
 from aiops.engine.training import Training
 from aiops.errors import BadPush, ConflictError, NotReady, Refused
 from aiops.filters import compiled_screen
-from aiops.model.layout import Array, Ints
 from aiops.model.parts import LARGEST
 from aiops.model.row_shards import shards_of
-from aiops.model.tables import NamedTable
+from aiops.model.tables import StoredTable
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica
 from aiops.store.parameters import Store
@@ -314,6 +315,9 @@ class Engine:
                 effects = self._resume(event)
             case SnapshotDue():
                 effects = self._snapshot_due(event)
+            case CopyDue():
+                training = self.training
+                effects = [] if training is None else training.copy(event.time)
             case _:
                 raise TypeError(f"an engine has no such event: {event!r}")
         if self.training is not None and self.training.data_sets.waiting:
@@ -417,7 +421,7 @@ class Engine:
         """True if work on rows or on the delta replica is outstanding."""
         return self.training is not None and self.training.updates.working
 
-    def saved_tables(self) -> list[tuple[NamedTable, Ints, Array]]:
+    def saved_tables(self) -> list[StoredTable]:
         """Return each table with the ids of its stored rows and a copy of their parameters."""
         return [(store.named, *store.stored()) for store in self.tables]
 

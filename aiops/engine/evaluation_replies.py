@@ -50,19 +50,27 @@ class EvaluationReplies:
     @property
     def due_last(self) -> bool:
         """True if a version is to be made when nothing is queued any more."""
-        behind = self.evaluation.number != self._store.version
-        return self.collected and behind and not self._making
+        return self.collected and not (self.made or self._making)
+
+    @property
+    def made(self) -> bool:
+        """True if there is the version of the current one."""
+        return self.evaluation.number == self._store.version
 
     def answer(self, peer: int, message: FetchedParams, wanted: Wanted) -> list[Effect]:
         """Send an answer with what its reader wants, once there is that version.
 
         What the reader has of the parameters where gradients are computed does not count.
         """
-        if self.evaluation.number == self._store.version:
+        if self.made:
             return [self._reply(peer, message, wanted)]
         self._waiting.append((peer, message, wanted))
-        self.due = not self._making
+        self.ask()
         return []
+
+    def ask(self) -> None:
+        """Have the version of the current one be made, unless it is there."""
+        self.due = not (self.made or self._making)
 
     def left(self, peer: int) -> None:
         """Drop the answers that wait for a connection which ended."""

@@ -16,8 +16,10 @@ from aiops.common import failure_waits
 from aiops.common.frozen import value
 from aiops.errors import UsageError
 from aiops.filters import choice
+from aiops.model.arena import Arena
 from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.placement import Placement
+from aiops.model.tables import StoredTable
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.evaluation import EvaluationJob
@@ -136,6 +138,16 @@ class SnapshotDue:
 
 
 @value
+class CopyDue:
+    """A copy of the model is to be made, as it is where the model is evaluated.
+
+    The effect `Copied` follows at once, or when what is outstanding is done.
+    """
+
+    time: float
+
+
+@value
 class BudgetTick:
     """The traffic under a bandwidth budget since the last such event, about 0.1 s ago.
 
@@ -211,6 +223,7 @@ Event: TypeAlias = (
     | Paused
     | Resumed
     | SnapshotDue
+    | CopyDue
     | BudgetTick
     | Committed
     | JournalEnded
@@ -254,6 +267,62 @@ Job: TypeAlias = (
     UpdateJob | TableJob | CopyRowsJob | ReplicaJob | EvaluationJob | CaptureJob | MeasureJob
 )
 """What runs on any thread, one at a time."""
+
+
+@value
+class Copied:
+    """Copy the parameters that ``lease`` holds, then release it: a copy was due.
+
+    No job is outstanding until this effect is carried out, so tables are as they are then.
+    """
+
+    lease: Lease
+
+
+class Collection(Protocol):
+    """A version of a model that is collected from its servers.
+
+    Attributes
+    ----------
+    arena
+        All of it, when it is ``done`` without a ``failure``.
+    version
+        Its number.
+    failure
+        The reason why it cannot be collected.
+    on_change
+        Called when something has come, and when it has failed.
+    """
+
+    arena: Arena
+    version: int
+    failure: str
+    on_change: Callable[[], None]
+
+    @property
+    def late(self) -> set[int]:
+        """The shards that have not sent all."""
+
+    @property
+    def done(self) -> bool:
+        """True if no portion is waited for any more: all have come, or it has failed."""
+
+    def with_rows(self, mine: Sequence[StoredTable]) -> Sequence[StoredTable]:
+        """Return the rows of tables on all servers, given those on the lead."""
+
+    def fail(self, why: str) -> None:
+        """End it without all portions, for this reason."""
+
+
+@value
+class Collected:
+    """Copy the version that is being collected, when it is done.
+
+    Only a lead of several shards has this effect, in the place of `Copied`. The orders for the
+    others' portions come before.
+    """
+
+    collection: Collection
 
 
 @value
@@ -364,7 +433,19 @@ class End:
 
 
 Effect: TypeAlias = (
-    Reply | Apply | Warm | Drop | WakeAt | Note | Shares | SetBudget | DistributeModel | Order | End
+    Reply
+    | Copied
+    | Collected
+    | Apply
+    | Warm
+    | Drop
+    | WakeAt
+    | Note
+    | Shares
+    | SetBudget
+    | DistributeModel
+    | Order
+    | End
 )
 
 OnApplied: TypeAlias = Callable[[Ints, float], list[Effect]]

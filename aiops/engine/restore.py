@@ -21,10 +21,10 @@ from aiops.engine.update_queue import QueueItem
 from aiops.errors import DamagedState, UsageError
 from aiops.kernels.table_rows import parameters_of
 from aiops.model.arena import Arena, aligned
-from aiops.model.layout import Array, Bytes, Ints, Layout
+from aiops.model.layout import Array, Bytes, Layout
 from aiops.model.placement import Placement
 from aiops.model.shared_memory import Memory
-from aiops.model.tables import NamedTable, Tables
+from aiops.model.tables import StoredTable, Tables
 from aiops.store.capture_job import CaptureJob
 from aiops.store.delta_replica import DeltaReplica
 from aiops.store.gradient import Gradient
@@ -246,9 +246,7 @@ def _restore_tables(training: Training, owners: Mapping[str, Any], read: ReadArr
         table.restore(counts, ids, records)
 
 
-def stored_tables(
-    owners: Mapping[str, Any], array: Callable[[str], Array]
-) -> list[tuple[NamedTable, Ints, Array]]:
+def stored_tables(owners: Mapping[str, Any], array: Callable[[str], Array]) -> list[StoredTable]:
     """Return the tables of a capture, with the ids and the parameters of the rows stored.
 
     Parameters

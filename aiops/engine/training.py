@@ -14,6 +14,7 @@ from aiops.engine import validation
 from aiops.engine.admission import Admission
 from aiops.engine.client_plan import ClientPlan
 from aiops.engine.compiled_answers import enter_kernels
+from aiops.engine.copy_request import CopyRequest
 from aiops.engine.data_sets import DataSets
 from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.evaluation_replies import EvaluationReplies
@@ -70,6 +71,8 @@ class Training:
         Answers coded fetches, if they are enabled.
     evaluation
         Answers fetches for evaluation, if the model is evaluated elsewhere than it is trained.
+    copied
+        Hands out the model to be copied.
     replies
         Answers everything else.
     updates
@@ -155,10 +158,12 @@ class Training:
             self.screen = PushScreen(options.filter, layout, options.backend, held)
             # What is lent may change between the filters and the update: workers are not trusted.
             admission.incoming = CopiedIncoming
+        self.copied = CopyRequest(store, self.evaluation)
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
             HeldPushes(policy, store, membership, self.replies),
-            *(warnings, [each for each in copies if each is not None], plan, closure, self.screen),
+            *(warnings, self.copied, [each for each in copies if each is not None]),
+            *(plan, closure, self.screen),
         )
         self.data_sets = DataSets(membership, options.worker_deadline, closure)
         self.shortcut: Shortcut | None = None
@@ -238,6 +243,7 @@ class Training:
         """Send nothing more to any connection that there has been."""
         self.replies.abandon()
         self.table_requests.abandon()
+        self.copied.abandon()
 
     # ------------------------------------------------------------ versions
 
@@ -246,6 +252,11 @@ class Training:
         if self.evaluation is not None and self.store.held is not self.store.layout:
             self.evaluation.collected = True
         return self.updates.stop(now, kept=kept)
+
+    def copy(self, now: float) -> list[Effect]:
+        """Hand out the model, as it is where it is evaluated, to be copied."""
+        self.copied.ask()
+        return self.updates.advance(now)
 
     def go_on(self) -> None:
         """Take pushes again: a server that was ending ends no more, or another start goes on.

@@ -16,6 +16,7 @@ import numpy as np
 from aiops.algorithms.base import APPLY, Algorithm, Decision, Immediate, Policy, repeatable
 from aiops.engine import validation
 from aiops.engine.client_plan import ClientPlan
+from aiops.engine.copy_request import CopyRequest
 from aiops.engine.events import Applied, Apply, Effect, Job, Note, OnApplied, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.held_pushes import HeldPushes
@@ -94,6 +95,8 @@ class UpdateQueue:
         Holds answers back.
     warnings
         Those that depend on the statistic are given before an update.
+    copied
+        The copy that is handed out between two jobs, if one is due.
     copies
         Those of the model, whose work comes before all that is queued.
     plan
@@ -133,13 +136,14 @@ class UpdateQueue:
         replies: Replies,
         held: HeldPushes,
         warnings: RunWarnings,
+        copied: CopyRequest,
         copies: Sequence[FollowingCopy],
         plan: ClientPlan,
         closure: PushClosure,
         screen: PushScreen | None = None,
     ) -> None:
         self._algorithm, self.policy, self._store = algorithm, policy, store
-        self._replies, self._copies = replies, copies
+        self._replies, self._copies, self._copied = replies, copies, copied
         self.held, self.recall, self.pace = held, GradientCache(plan.recall), Pace()
         self.maker = UpdateMaker(algorithm, workers, store, plan.most_batches)
         self.screen, self.warnings, self.closure = screen, warnings, closure
@@ -353,7 +357,7 @@ class UpdateQueue:
             else:
                 push.sink.free()
         # Last: the next update may be in place, and the answers above read the current version.
-        if self._queue or self._copies:
+        if self._queue or self._copies or self._copied.due:
             effects += self.advance(now)
         return effects
 
@@ -386,6 +390,8 @@ class UpdateQueue:
         if self.maker.position is not None:
             self.maker.position.now = now
         while self.maker.job is None and self._on_applied is None:
+            if self._copied.due:
+                effects += self._copied.take()
             copy = self._copy_due() if self._copies else None
             if copy is not None:
                 effects.append(self._issue(*copy.issue()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -269,6 +269,10 @@ class NamedTable:
             " learning rate (--set lr=...)",
             table=self.name,
         )
+
+
+StoredTable: TypeAlias = tuple[NamedTable, Ints, Array]
+"""A table with the ids of its stored rows, int64[n], and their parameters, dtype[n, width]."""
 
 
 def outside(ids: Array, rows: int) -> int:

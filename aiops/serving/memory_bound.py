@@ -70,6 +70,8 @@ class Holdings:
         Whether directions are made of sums of gradients.
     evaluates
         Whether the model is evaluated elsewhere than it is trained.
+    saves
+        Whether the model is saved at intervals (``--save-every``).
     """
 
     connections: int
@@ -81,6 +83,7 @@ class Holdings:
     gathered: int = 1
     directs: bool = False
     evaluates: bool = False
+    saves: bool = False
 
 
 def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mapping[str, int]:
@@ -96,10 +99,11 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
     """
     if layout is None:
         nbytes, wide, tensors = options.max_model, options.max_model, 0
-        largest = nbytes // 4
+        largest, whole = nbytes // 4, nbytes
     else:
         nbytes, tensors = layout.nbytes, len(layout.tensors)
         largest = max((math.prod(t.shape) for t in layout.tensors if as_matrix(t.shape)), default=0)
+        whole = nbytes if layout.within is None else layout.within[0].nbytes
         wide = max(nbytes, 4 * layout.parameters)  # optimiser state of float16 is float32
     masters = wide > nbytes
     state = (holdings.states + masters) * wide
@@ -110,6 +114,7 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         "versions": (live + 2) * nbytes,  # one is being made, and one is on its way out
         "lent versions": live * nbytes if holdings.near else 0,
         "versions for evaluation": (EVALUATED + 2) * nbytes if holdings.evaluates else 0,
+        "saved copy": whole if holdings.saves else 0,
         "workers' versions": workers * nbytes if holdings.reads else 0,
         "optimiser": state,
         "sum of gradients": holdings.gathered * wide,

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from aiops.engine.engine import Engine
-from aiops.engine.events import Event, Initialised
+from aiops.engine.events import Collected, Collection, Copied, CopyDue, Event, Initialised
 from aiops.engine.steady import ExchangeRecord
 from aiops.errors import UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints, Layout
+from aiops.model.tables import StoredTable
 from aiops.serving.config import Config
 from aiops.serving.repeated_error import RepeatedError
 from aiops.serving.run_files import EVERY, LedgerFile
@@ -30,7 +31,6 @@ from aiops.serving.safetensors_io import (
     write_model,
 )
 from aiops.serving.state.record_folder import RecordFolder
-from aiops.shards.collecting import Collecting
 
 _log = logging.getLogger("aiops.server")
 
@@ -46,6 +46,8 @@ class Persistence:
         The engine whose model, events and ledger are written.
     now
         The server's clock.
+    post
+        Has the engine handle an event.
     collect
         Begins to collect the model, if it is placed on several shards.
 
@@ -65,9 +67,11 @@ class Persistence:
         config: Config,
         engine: Engine,
         now: Callable[[], float],
-        collect: Callable[[], Collecting | None] | None = None,
+        post: Callable[[Event], None],
+        collect: Callable[[], Collection | None] | None = None,
     ) -> None:
         self._config, self._engine, self._now, self._collect = config, engine, now, collect
+        self._post = post
         self.note: Callable[[Event], bool | None] | None = None
         self.exchanges: ExchangeRecord | None = None
         self._record: RecordFolder | None = None
@@ -75,6 +79,9 @@ class Persistence:
         self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
         self._began = 0.0
         self._saving: asyncio.Task[None] | None = None
+        # The copy that is due, with the rows of tables then.
+        self._waiting: asyncio.Future[tuple[Copied | Collected, Sequence[StoredTable]]] | None
+        self._waiting = None
         self._unsaved = RepeatedError()
 
     def errors(self) -> list[str]:
@@ -165,83 +172,93 @@ class Persistence:
         write_model(path, training.evaluated().views, store.version, tables)
         _log.info("version %d saved to %s", store.version, path)
 
-    async def _save_sharded(
-        self, path: Path, collect: Callable[[], Collecting | None], patient: bool = False
-    ) -> bool:
-        """Collect the current version from all shards and write it; return whether it is written.
-
-        ``patient``: if it cannot be read now, there will be another time.
-        """
+    async def _save_sharded(self, path: Path, collect: Callable[[], Collection | None]) -> None:
+        """Collect the current version from all shards, and write it."""
         if self._engine.store is None:
-            if not patient:
-                _log.warning("nothing is saved to %s: no model has been defined", path)
-            return False
-        collecting = None if self._engine.working else collect()
-        if collecting is None:
-            if not patient:
-                _log.error("nothing is saved to %s: an update was not finished", path)
-            return False
-        tables = self._engine.saved_tables()
+            _log.warning("nothing is saved to %s: no model has been defined", path)
+            return
+        collection = None if self._engine.working else collect()
+        if collection is None:
+            _log.error("nothing is saved to %s: an update was not finished", path)
+        elif await self._write_collected(path, collection, self._engine.saved_tables()):
+            _log.info("version %d saved to %s", collection.version, path)
+
+    async def _write_collected(
+        self, path: Path, collection: Collection, tables: Sequence[StoredTable]
+    ) -> bool:
+        """Write what is being collected, when it is done; return whether it is written.
+
+        ``tables``: the rows that lie on this server.
+        """
         changed = asyncio.Event()
-        collecting.on_change = changed.set
-        while not collecting.done:
+        collection.on_change = changed.set
+        while not collection.done:
             try:
                 async with asyncio.timeout(self._config.stall_deadline):
                     await changed.wait()
                 changed.clear()
             except TimeoutError:
-                late = ", ".join(map(str, sorted(collecting.late)))
-                collecting.fail(f"shards {late} did not send their parts in time")
-        if collecting.failure:
-            _log.error("nothing is saved to %s: %s", path, collecting.failure)
+                late = ", ".join(map(str, sorted(collection.late)))
+                collection.fail(f"shards {late} did not send their parts in time")
+        if collection.failure:
+            _log.error("nothing is saved to %s: %s", path, collection.failure)
             return False
-        views, version, rows = collecting.arena.views, collecting.version, collecting.rows
 
         def write() -> None:
-            all_rows = tables if rows is None else rows.with_rows(tables)
-            write_model(path, views, version, all_rows)
+            rows = collection.with_rows(tables)
+            write_model(path, collection.arena.views, collection.version, rows)
 
         await asyncio.to_thread(write)
-        _log.info("version %d saved to %s", version, path)
         return True
 
+    # ------------------------------------------------------------ copies at intervals
+
+    def copy(self, effect: Copied | Collected) -> None:
+        """Have a copy be written, if it is waited for: an earlier start may have requested it."""
+        waiting, error = self._waiting, None
+        if waiting is not None and not waiting.done():
+            try:
+                waiting.set_result((effect, self._engine.saved_tables()))
+            except MemoryError as failure:  # the rows' copy, as nothing holds a version of them
+                error = failure
+            else:
+                return
+        if isinstance(effect, Copied):
+            effect.lease.release()
+        if waiting is not None and error is not None:
+            waiting.set_exception(error)
+
     async def _save_at_intervals(self, path: Path, seconds: float) -> None:
-        """Write the parameters at intervals; a lease keeps the version unchanged meanwhile."""
+        """Write the model at intervals; updates go on meanwhile."""
         while True:
             await asyncio.sleep(seconds)
-            if self._collect is not None:
-                saving = asyncio.ensure_future(self._save_sharded(path, self._collect, True))
-                try:
-                    if await asyncio.shield(saving):
-                        self._is_saved(path)
-                except Exception as error:  # as below
-                    self._is_not_saved(error)
-                finally:  # as below
-                    await asyncio.wait([saving])
+            if self._engine.training is None:
                 continue
-            store = self._engine.store
-            if store is None or not store.readable or self._engine.working:
-                continue
+            self._waiting = asyncio.get_running_loop().create_future()
+            self._post(CopyDue(self._now()))
+            writing: asyncio.Future[bool] | None = None
             try:
-                tables = self._engine.saved_tables()  # a copy, for nothing holds a version of them
-            except MemoryError as error:
-                self._is_not_saved(error)
-                continue
-            lease = store.lease()
-            version, views = lease.version.number, lease.version.arena.views
-            writing = asyncio.ensure_future(
-                asyncio.to_thread(write_model, path, views, version, tables)
-            )
-            del tables
-            try:
-                await asyncio.shield(writing)
-                _log.debug("version %d saved to %s", version, path)
-                self._is_saved(path)
+                writing = asyncio.ensure_future(self._write_copy(path, *await self._waiting))
+                if await asyncio.shield(writing):
+                    self._is_saved(path)
             except Exception as error:  # whatever it is, the next copy may be written
                 self._is_not_saved(error)
             finally:  # also when cancelled: a write that went on could overtake the last one
-                await asyncio.wait([writing])
-                lease.release()
+                if writing is not None:
+                    await asyncio.wait([writing])
+
+    async def _write_copy(
+        self, path: Path, effect: Copied | Collected, tables: Sequence[StoredTable]
+    ) -> bool:
+        """Write a copy; return whether it is written. A lease keeps the version unchanged."""
+        if isinstance(effect, Collected):
+            return await self._write_collected(path, effect.collection, tables)
+        version = effect.lease.version
+        try:
+            await asyncio.to_thread(write_model, path, version.arena.views, version.number, tables)
+        finally:
+            effect.lease.release()
+        return True
 
     def _is_saved(self, path: Path) -> None:
         if self._unsaved.reason:

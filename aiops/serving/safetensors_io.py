@@ -13,7 +13,7 @@ import numpy as np
 
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Ints, dtype_named
-from aiops.model.tables import NamedTable, Table, Tables
+from aiops.model.tables import NamedTable, StoredTable, Table, Tables
 from aiops.net.disk import SystemDisk
 
 Described: TypeAlias = tuple[Any, ...]
@@ -137,7 +137,7 @@ def write_model(
     path: Path,
     arrays: Mapping[str, Array],
     version: int,
-    tables: Sequence[tuple[NamedTable, Ints, Array]] = (),
+    tables: Sequence[StoredTable] = (),
 ) -> None:
     """Write tensors to a .safetensors file, whole or not at all (a crash leaves the old file).
 

@@ -29,6 +29,8 @@ from aiops.durable.recorder import Supersede
 from aiops.durable.recovery import Recovered, Replayer
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
+    Collected,
+    Copied,
     Effect,
     End,
     Initialised,
@@ -173,6 +175,7 @@ class Server:
             gathered=algorithm.trimming(options.workers).gathered,
             directs=algorithm.sum_momentum(options.workers) is not None,
             evaluates=rule.offset is not None,
+            saves=config.save_every is not None,
         )
         self._memory = MemoryBound(holdings, options, admission, self.connections.answers)
         self.run_state = run_state = RunState(
@@ -200,12 +203,16 @@ class Server:
         self._persistence: Persistence | None = None
         if not config.follower:
             collect = None if leading is None else leading.collect
-            self._persistence = Persistence(config, self._engine, self._now, collect)
+            of_run = config, self._engine, self._now, self.post
+            self._persistence = Persistence(*of_run, collect)
         self._runner = EffectRunner(
             *(asyncio.get_running_loop(), env, self.connections, self.post),
             *(self._failed, self._end, None if leading is None else leading.links, machine),
         )
         self._runner.actions[SetBudget] = self._pace
+        if self._persistence is not None:
+            self._runner.actions[Copied] = self._persistence.copy
+            self._runner.actions[Collected] = self._persistence.copy
         kept = self._persistence, run_state
         handle = self._observed(self._coordinator.handle)
         dispatcher.connect(handle, self._runner, *kept, self.connections.busy_poll)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiops.engine.events import Order
@@ -10,6 +10,7 @@ from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.parts import Parts
 from aiops.model.placement import RAW, Placement
+from aiops.model.tables import StoredTable
 from aiops.shards.orders import send_params
 from aiops.shards.stored_rows import CollectedRows
 from aiops.store.snapshots import Lease
@@ -130,6 +131,10 @@ class Collecting:
             self.rows.came(shard, message, sink)
         self.on_change()
         return self.done
+
+    def with_rows(self, mine: Sequence[StoredTable]) -> Sequence[StoredTable]:
+        """Return the rows of tables on all servers, given those on the lead."""
+        return mine if self.rows is None else self.rows.with_rows(mine)
 
     def fail(self, why: str) -> None:
         """End it without all portions, for this reason."""

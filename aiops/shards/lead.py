@@ -24,6 +24,8 @@ from aiops.engine.events import (
     Applied,
     Apply,
     BudgetTick,
+    Collected,
+    Copied,
     DistributeModel,
     Drop,
     Effect,
@@ -537,6 +539,9 @@ class Lead:
                     found += self.model.updating.begin(effect, self.engine.version, self._now)
                 case Reply():
                     found += self._reply(effect)
+                case Copied() if self.model is not None:
+                    collecting = self.model.collect_from(effect.lease, self.followers.why)
+                    found += [*collecting.orders, Collected(collecting)]
                 case Shares():
                     found += [effect, *self._weighed(effect)]
                 case _:

@@ -234,12 +234,17 @@ class ShardedModel:
         store, replies = self._training.store, self._training.evaluation
         if not store.readable:
             return None
+        evaluation = replies is not None and replies.made
+        return self.collect_from(
+            replies.evaluation.lease() if replies and evaluation else store.lease(), failure
+        )
+
+    def collect_from(self, lease: Lease, failure: str) -> Collecting:
+        """Begin to collect the version of this lease from all shards."""
         self._collected += 1
         rows = CollectedRows(self._training.tables, self.holders[1:]) if self.spread else None
-        evaluation = replies is not None and replies.evaluation.number == store.version
-        lease = replies.evaluation.lease() if replies and evaluation else store.lease()
         given = self._collected, self.placement, lease, failure, rows
-        collecting = Collecting(*given, evaluation=evaluation)
+        collecting = Collecting(*given, evaluation=self._training.of_evaluation(lease.version))
         if not collecting.done:
             self._collecting[self._collected] = collecting
         return collecting

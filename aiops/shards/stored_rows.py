@@ -13,7 +13,7 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.parts import Part
 from aiops.model.placement import RAW
-from aiops.model.tables import ID_BYTES, NamedTable, Tables
+from aiops.model.tables import ID_BYTES, StoredTable, Tables
 from aiops.store.sparse_table import CopyRowsJob, RowsCopy, SparseTable
 from aiops.wire.server_messages import StoredRows
 from aiops.wire.sinks import Sink
@@ -116,9 +116,7 @@ class CollectedRows:
         if not message.left:
             self.missing.discard(shard)
 
-    def with_rows(
-        self, own: Sequence[tuple[NamedTable, Ints, Array]]
-    ) -> list[tuple[NamedTable, Ints, Array]]:
+    def with_rows(self, own: Sequence[StoredTable]) -> list[StoredTable]:
         """Return the lead's own rows and all that have come, by table in the order of their ids."""
         found = []
         for (named, ids, rows), others in zip(own, self._found, strict=True):

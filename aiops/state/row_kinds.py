@@ -32,6 +32,7 @@ class RowKind(IntEnum):
     SPREAD = 16
     MEASURED = 17
     PAUSED = 18
+    COPY = 19
 
 
 FIELDS: Mapping[RowKind, tuple[str, ...]] = {
@@ -53,6 +54,7 @@ FIELDS: Mapping[RowKind, tuple[str, ...]] = {
     RowKind.SPREAD: ("peer", "message", "fault", "faulted_sink", "number"),
     RowKind.MEASURED: ("ticket", "squares"),
     RowKind.PAUSED: ("why",),
+    RowKind.COPY: (),
 }
 """The items of each kind's list, in order; of `STEADY` the fields of its struct."""
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from aiops.cli.main import app
 from aiops.client import AsyncClient, AsyncWorker, Client, Worker
 from aiops.serving.safetensors_io import read_model
-from tests.peers import serving
+from tests.peers import eventually, serving
 from tests.rows import each_row
 from tests.support import assert_same
 
@@ -44,6 +44,28 @@ def test_all_clients_are_sent_what_is_saved(flags: tuple[str, ...], tmp_path: Pa
             asyncio.run(_asked(server.url, mine))
         server.stop()
         assert_same(read_model(path), mine)
+
+
+@each_row("flags", [(), ("--shards", "2"), ("--acks", "written"), ("--policy", "asgd")])
+def test_copies_that_are_saved_at_intervals_are_as_it_is_evaluated(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / f"{'-'.join(flags).strip('-')}.safetensors"
+    given = FLAGS if "asgd" not in flags else ()
+    if "written" in flags:
+        flags = (*flags, "--state", str(tmp_path / "state"))
+    saving = ("--save", str(path), "--save-every", "0.02")
+    with serving(*given, *flags, *saving) as server:
+        with Worker(server.url, MODEL) as worker:
+            trained(worker)
+            expected = worker.evaluation()
+
+            def is_saved() -> bool:
+                found = read_model(path) if path.exists() else {}
+                return bool(found) and all((found[n] == expected[n]).all() for n in MODEL)
+
+            eventually(is_saved, "the newest version is saved")
+        server.stop()
 
 
 async def _asked(url: str, expected: Any) -> None:

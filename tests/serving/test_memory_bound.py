@@ -59,6 +59,12 @@ class TestTerms:
         }
         evaluated = terms(replace(HOLDINGS, evaluates=True), Options(live=4), LAYOUT)
         assert evaluated == {**plain, "versions for evaluation": 4 * LAYOUT.nbytes}
+        saved = terms(replace(HOLDINGS, saves=True), Options(live=4), LAYOUT)
+        assert saved == {**plain, "saved copy": LAYOUT.nbytes}
+        lead = terms(
+            replace(HOLDINGS, saves=True), Options(shards=2), Placement.even(LAYOUT, 2).layouts[0]
+        )
+        assert lead["saved copy"] == LAYOUT.nbytes, "that of all servers"
         filtered = terms(HOLDINGS, Options(live=4, filter="robust"), LAYOUT)
         assert filtered.keys() - plain.keys() == {"filters"}
         held = Placement.even(LAYOUT, 2).layouts[0]

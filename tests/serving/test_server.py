@@ -19,6 +19,7 @@ import aiops
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.optimizers import sgd
 from aiops.client import Client, Worker
+from aiops.engine.events import CopyDue
 from aiops.errors import ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
@@ -232,6 +233,17 @@ class TestSaving:
             server.call(lambda s: asyncio.get_running_loop().call_soon(go_on.set))
         assert versions == [0, 1]
         np.testing.assert_array_equal(read_model(path)["w"], [-1, -1, -1])
+
+    def test_a_copy_that_nothing_waits_for_is_let_go(self) -> None:
+        """An earlier start of a server with a state may have requested it."""
+        with (
+            ServerThread(policy="asgd", kernels="numpy", set={"lr": 1}) as server,
+            Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker,
+        ):
+            worker.step(ones(worker.params))
+            server.call(lambda s: s.post(CopyDue(s._now())))
+            worker.step(ones(worker.params))
+            assert worker.stats()["versions_alive"] == 1
 
     def test_no_model_no_file(self, tmp_path: Path) -> None:
         path = tmp_path / "model.safetensors"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
+from aiops.engine.events import CopyDue
 from aiops.errors import RemoteProtocolError
 from aiops.shards.orders import EVALUATION, left_out
 from tests.rows import each_row
@@ -104,3 +105,28 @@ def test_servers_that_are_killed_send_one_version(seed: int) -> None:
     world.kills = world.dues = 0
     assert final(world, SINGLE).version == 12
     assert not any(evaluator.left for evaluator in evaluators)
+
+
+@pytest.mark.parametrize("policy", ["schedule-free", "asgd"])
+@pytest.mark.parametrize("seed", seeds(4))
+def test_copies_of_servers_that_are_killed_are_of_one_version(seed: int, policy: str) -> None:
+    world = KeptWorld(seed, 3, policy, SETTINGS if policy == "schedule-free" else {"lr": 1})
+    scripts: list[Any] = [Checker(2.0**n, 6, SINGLE) for n in range(2)]
+    world.actors = [Actor(world, f"worker-{n}", script) for n, script in enumerate(scripts)]
+    world.kills, world.dues = 0.003, 0.02
+    found = list[tuple[int, float]]()
+    due = 0
+    while world.step():
+        due += 1
+        if due % 40 == 0 and world.lead.ended is None:
+            world.lead.post(CopyDue(world.now))
+        for collection in world.lead.collections:
+            if collection.done and not collection.failure:
+                values = {float(v) for a in collection.arena.views.values() for v in a.flat}
+                assert len(values) == 1, "a mixture of versions"
+                found.append((collection.version, *values))
+                collection.failure = "it is looked at"
+    world.kills = world.dues = 0
+    assert final(world, SINGLE).version == 12
+    assert len({version for version, _value in found}) > 2
+    assert len(set(found)) == len({version for version, _value in found})

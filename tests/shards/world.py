@@ -20,6 +20,8 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
     Apply,
+    Collected,
+    Collection,
     Drop,
     End,
     Event,
@@ -98,6 +100,7 @@ class Host:
         self.handling = False
         self.ended: str | None = None
         self.orders: list[Any] = []  # links to followers
+        self.collections: list[Collection] = []
         self.numbers = 0
 
     def accept(self, far: Any) -> Line:
@@ -162,6 +165,8 @@ class Host:
                 self.orders[effect.shard - 1].order(effect)
             elif isinstance(effect, End):
                 self.ended = effect.why
+            elif isinstance(effect, Collected):
+                self.collections.append(effect.collection)
             elif isinstance(effect, Drop):
                 line = self.lines.get(effect.peer)
                 if line is not None:

@@ -62,6 +62,7 @@ MEANINGS: Mapping[RowKind, tuple[str, str]] = {
         "the lead's part of the gradient",
     ),
     RowKind.PAUSED: ("Pushes are paused, for this reason; empty: they are taken again.", ""),
+    RowKind.COPY: ("A copy of the model is due: of one version, between two updates.", ""),
     RowKind.MEASURED: (
         "At a lead: the squared norm of each group of tensors in an update's gradient, by which"
         " its step is clipped.",
