@@ -245,6 +245,14 @@ class RemoteTree(Remote):
         self.params = self._current()
         return version
 
+    def evaluation(self) -> Any:
+        """Return the server's parameters where the model is evaluated, a pytree like `params`.
+
+        Under some policies, ``schedule-free`` for one, that is not where gradients are computed:
+        validate with these. `params` stays as it is. Raises as `step` does.
+        """
+        return self._tree_of(self.worker.evaluation())
+
     def __repr__(self) -> str:
         return (
             f"<RemoteTree of {len(self._names)} arrays at {self.worker.url}, {self.worker.policy},"
@@ -253,8 +261,8 @@ class RemoteTree(Remote):
 
     # ------------------------------------------------------------ inside
 
-    def _show(self) -> None:
-        self.params = self._current()
+    def _show(self, params: Params) -> None:
+        self.params = self._tree_of(params)
 
     def _push_rows(self, looked_up: LookedUpRows, of_rows: Any, lr_factor: float) -> None:
         grads = np.asarray(_jax.device_get(of_rows))
@@ -282,14 +290,18 @@ class RemoteTree(Remote):
         return compute
 
     def _current(self) -> Any:
-        """Return the worker's parameters as a new pytree.
+        """Return the worker's parameters as a new pytree."""
+        return self._tree_of(self.worker.params)
+
+    def _tree_of(self, params: Params) -> Any:
+        """Return parameters as a new pytree.
 
         Each array is a copy: JAX would share the memory of a NumPy array on a CPU, and the worker's
         are overwritten by the next step. The copy is aligned, so that JAX makes no second one.
         """
         leaves = []
         for name, home in zip(self._names, self._homes, strict=True):
-            array = self.worker.params[name]
+            array = params[name]
             copy = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
             np.copyto(copy, array)
             leaves.append(_jax.device_put(copy, home))

@@ -6,8 +6,11 @@ import logging
 import weakref
 from typing import Any
 
+from aiops.client.params import Params
+from aiops.client.strategies.plan import Plan
 from aiops.client.sync.worker import Worker
 from aiops.common.closing import Closing
+from aiops.errors import ConnectionLost, DeadlineExceeded, Refused
 
 _log = logging.getLogger("aiops.client")
 
@@ -40,8 +43,10 @@ class Remote(Closing):
         """Push what has not been pushed yet, take over the model, and leave the server.
 
         Where there was something to push, the parameters here are the server's newest afterwards.
-        Those that were changed here since the last step stay. It may be called twice, and no step
-        can be taken after it.
+        Under a policy whose model is evaluated elsewhere than gradients are computed, such as
+        ``schedule-free``, they are always, and as they are there; if they cannot be fetched, a
+        warning says so. Those that were changed here since the last step stay. It may be called
+        twice, and no step can be taken after it.
 
         Without it, when this is collected or the program ends, the worker leaves without a push:
         steps that a policy with local steps has not pushed yet are then lost, and a warning says
@@ -57,14 +62,30 @@ class Remote(Closing):
         try:
             behind = self.worker.unpushed
             self.worker.push_rest()
+            if Plan(self.worker.plan).truth("evaluation"):
+                self._show_evaluated()
+                return
             if behind:
                 self.worker.refresh()
-            self._show()
+            self._show(self.worker.params)
         finally:
             self.worker.abandon()
 
-    def _show(self) -> None:
-        """Take over the worker's parameters."""
+    def _show_evaluated(self) -> None:
+        """Take over the server's parameters where the model is evaluated, if it is there still."""
+        try:
+            found = self.worker.evaluation()
+        except (ConnectionLost, DeadlineExceeded, Refused) as error:
+            _log.warning(
+                "the parameters of %s where its model is evaluated could not be fetched, and those"
+                " here are where gradients were computed: %s",
+                *(self.worker.url, error),
+            )
+            found = self.worker.params
+        self._show(found)
+
+    def _show(self, params: Params) -> None:
+        """Take over these parameters."""
         raise NotImplementedError
 
     def abandon(self) -> None:

@@ -24,6 +24,9 @@ Differences to a local optimizer:
       torch.optim.swa_utils.update_bn(train_loader, model)
       model.eval()
 
+* **Evaluation**: under some policies, ``schedule-free`` for one, gradients are computed elsewhere
+  than where the model is best. `RemoteOptimizer.evaluation` has its parameters there for a block,
+  and after `RemoteOptimizer.close` they are there.
 * **Learning rates** are the server's, times a factor that each push brings: a group's ``lr``, and
   schedulers, work as they do locally (`RemoteOptimizer`).
 * **Weight decay** of a group must be the server's for these tensors; the error names the flags
@@ -324,9 +327,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         """
         found = self.worker.evaluation()
         try:
-            with _torch.no_grad():
-                for tensor in self._trained:
-                    tensor.param.copy_(to_tensor(found[tensor.name]))
+            self._copy(found, self._trained)
             yield found.version
         finally:
             self._pull()
@@ -398,14 +399,20 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         """Return the names of parameters that were changed here since they were overwritten."""
         return [tensor.name for tensor in self._trained if tensor.param._version != tensor.seen]
 
-    def _show(self) -> None:
+    def _show(self, params: Params) -> None:
         changed = set(self.changed())  # a checkpoint that was loaded at the end, say
-        self._pull([tensor for tensor in self._trained if tensor.name not in changed])
+        self._copy(params, [each for each in self._trained if each.name not in changed])
 
-    def _pull(self, tensors: Iterable[TrainedTensor] | None = None) -> None:
-        """Overwrite the module's parameters with the worker's; default: all."""
+    def _copy(self, params: Params, tensors: Iterable[TrainedTensor]) -> None:
+        """Overwrite some of the module's parameters with these."""
         with _torch.no_grad():
-            for tensor in self._trained if tensors is None else tensors:
+            for tensor in tensors:
+                tensor.param.copy_(to_tensor(params[tensor.name]))
+
+    def _pull(self) -> None:
+        """Overwrite the module's parameters with the worker's."""
+        with _torch.no_grad():
+            for tensor in self._trained:
                 tensor.param.copy_(tensor.server, non_blocking=tensor.param.is_cuda)
                 tensor.seen = tensor.param._version
         # The worker's may change in the next step.

@@ -28,11 +28,14 @@ AUTO = "auto"
 def plan_of(algorithm: Algorithm, workers: int | None) -> dict[str, Any]:
     """Return an algorithm's plan, with the reason for which exchanges and computing do not overlap.
 
-    ``no_overlap`` is then ``waits`` (for other workers) or ``sent`` (what a worker was sent last is
+    ``evaluation`` is true where the model is evaluated elsewhere than its gradients are computed.
+    ``no_overlap`` is ``waits`` (for other workers) or ``sent`` (what a worker was sent last is
     compared with what it pushes), unless the algorithm's own plan has it. Workers that step by
     themselves between two exchanges are told by their routine.
     """
     plan = algorithm.plan(workers)
+    if algorithm.rule().offset is not None:
+        plan = {**plan, "evaluation": True}
     if plan.get("routine") in ("local", "elastic"):
         return plan
     if algorithm.policy(workers).awaits_workers:

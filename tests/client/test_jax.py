@@ -334,6 +334,19 @@ def test_closing_pushes_the_last_steps_and_takes_over_the_model() -> None:
         np.testing.assert_array_equal(theirs["w"], remote.params["w"])
 
 
+def test_after_closing_the_model_is_where_it_is_evaluated() -> None:
+    settings = {"schedule": "constant"}
+    with ServerThread(policy="schedule-free", set=settings, kernels="numpy") as server:
+        remote = RemoteTree({"w": jnp.ones(3)}, server.url)
+        for _ in range(5):
+            remote.step({"w": jnp.ones(3)})
+        trained, evaluated = remote.params["w"], remote.evaluation()["w"]
+        assert remote.params["w"] is trained
+        remote.close()
+        assert (evaluated != trained).all()
+        np.testing.assert_array_equal(remote.params["w"], evaluated)
+
+
 def test_closing(asgd: ServerThread) -> None:
     with RemoteTree({"w": one}, asgd.url) as remote:
         pass

@@ -816,6 +816,43 @@ def test_closing_pushes_the_last_steps_and_takes_over_the_model(policy: str) -> 
         assert chosen.item() == 7
 
 
+SCHEDULE_FREE: dict[str, Any] = {
+    "policy": "schedule-free",
+    "set": {"schedule": "constant"},
+    "kernels": "numpy",
+}
+
+
+def test_after_closing_the_model_is_where_it_is_evaluated() -> None:
+    with ServerThread(**SCHEDULE_FREE) as server, aiops.Client(server.url) as client:
+        p, chosen = weight(1.0), weight(1.0)
+        opt = RemoteOptimizer([("p", p), ("chosen", chosen)], server.url)
+        for _ in range(5):
+            p.grad, chosen.grad = torch.ones(1), torch.ones(1)
+            opt.step()
+        with torch.no_grad():
+            chosen.fill_(7.0)
+        trained = client.fetch()["p"][0]
+        assert p.item() == trained
+        opt.close()
+        assert p.item() == client.fetch(evaluation=True)["p"][0] != trained
+        assert chosen.item() == 7
+
+
+def test_a_model_that_cannot_be_fetched_at_the_end_stays_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ServerThread(**SCHEDULE_FREE) as server:
+        p = weight(1.0)
+        opt = RemoteOptimizer([p], server.url, timeout=0.1)
+        p.grad = torch.ones(1)
+        opt.step()
+        trained = p.item()
+    opt.close()
+    assert p.item() == trained != 1
+    assert said(caplog, "is evaluated could not be fetched") == 1
+
+
 @pytest.mark.parametrize("policy", [*LOCAL, "fasgd"])
 def test_steps_that_are_lost_without_a_close_are_warned_of(
     policy: str, caplog: pytest.LogCaptureFixture
