@@ -253,6 +253,26 @@ class RemoteTree(Remote):
         """
         return self._tree_of(self.worker.evaluation())
 
+    def close(self) -> Any:
+        """Push what has not been pushed yet, take over the model, and leave the server.
+
+        Under some policies, ``schedule-free`` for one, `params` is then where the model is
+        evaluated; if it cannot be fetched, a warning says so. It may be called twice, and no step
+        can be taken after it.
+
+        Returns
+        -------
+        pytree
+            `params`, which are the last.
+
+        Raises
+        ------
+        ConnectionLost, DeadlineExceeded, BadPush
+            When the last push failed; the connection is closed all the same.
+        """
+        super().close()
+        return self.params
+
     def __repr__(self) -> str:
         return (
             f"<RemoteTree of {len(self._names)} arrays at {self.worker.url}, {self.worker.policy},"

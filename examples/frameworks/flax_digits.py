@@ -59,8 +59,7 @@ def main() -> float:
         gradients, seen = gradients_at(params, seen, x, y)
         remote.step(gradients)  # aiops: was updates, state = ADAMW.update(gradients, state, params)
         params = remote.params  # aiops: was params = optax.apply_updates(params, updates)
-    remote.close()  # aiops
-    params = remote.params  # aiops
+    params = remote.close()  # aiops
     variables = {"params": params, "batch_stats": seen}
     wrong = net.apply(variables, digits.test_x, train=False).argmax(axis=1) != digits.test_y
     return float(wrong.mean())

@@ -342,9 +342,10 @@ def test_after_closing_the_model_is_where_it_is_evaluated() -> None:
             remote.step({"w": jnp.ones(3)})
         trained, evaluated = remote.params["w"], remote.evaluation()["w"]
         assert remote.params["w"] is trained
-        remote.close()
+        last = remote.close()
         assert (evaluated != trained).all()
-        np.testing.assert_array_equal(remote.params["w"], evaluated)
+        np.testing.assert_array_equal(last["w"], evaluated)
+        assert remote.params is last
 
 
 def test_closing(asgd: ServerThread) -> None:
