@@ -93,6 +93,9 @@ CLASSES: tuple[str, ...]
 def crc32(data: bytes | bytearray | memoryview, before: int = 0, /) -> int:
     """Return the CRC-32 of bytes behind others whose CRC is given, as `zlib.crc32`."""
 
+def copy_crc32(to: bytearray | memoryview, data: bytes | bytearray | memoryview, /) -> int:
+    """Copy bytes, and return their CRC-32."""
+
 def learn_fields(classes: Mapping[str, type], /) -> None:
     """Find where the fields of some of `CLASSES` lie in their instances.
 

@@ -129,6 +129,9 @@ int may_leave(PyObject *kept);
 /* Return the CRC-32 of bytes behind others whose CRC is given: `zlib.crc32`. */
 uint32_t crc_of(uint32_t crc, const void *data, size_t size);
 
+/* Copy bytes, and return their CRC-32. */
+uint32_t copy_with_crc(char *to, const void *data, size_t size);
+
 /* Answer a push if `received` bytes complete it, as `Steady.exchange` does. If `fd` is one, the
  * answer is sent there, as far as it can be, and the rest is returned; True: all was sent. `state`:
  * the server's `KeptState`, or None; where the answer has to wait for it, all of it is returned. */

@@ -32,8 +32,9 @@ PyObject *carry(PyObject *self, PyObject *const *given, Py_ssize_t count);
 
 /* Names that are looked up in each exchange: they are made once. */
 #define NAMES(X)                                                                                  \
-    X(ack) X(begin) X(constants) X(covers) X(direct) X(exchanged) X(freeze)                       \
-    X(get_write_buffer_size) X(is_closing) X(note) X(number) X(popitem) X(push) X(whole) X(write)
+    X(ack) X(begin) X(borrow) X(constants) X(covers) X(direct) X(exchanged) X(freeze)                       \
+    X(get_write_buffer_size) X(is_closing) X(note) X(number) X(pass_half) X(popitem) X(push)         \
+    X(whole) X(write)
 #define NAMED(name) NAME_##name,
 enum { NAMES(NAMED) NAME_COUNT };
 #undef NAMED

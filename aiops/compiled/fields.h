@@ -34,9 +34,10 @@
     X(FiniteGuard, magnitude) X(FiniteGuard, narrow)                                              \
     X(FixedFrames, payload)                                                                       \
     X(HeldPushes, pushes)                                                                         \
-    X(JournalWriter, _at) X(JournalWriter, _frames) X(JournalWriter, _half)                       \
-    X(JournalWriter, _lent_to) X(JournalWriter, _lent_until) X(JournalWriter, _memory)            \
-    X(JournalWriter, _salt) X(JournalWriter, _synced) X(JournalWriter, _waiting)                  \
+    X(JournalWriter, _at) X(JournalWriter, _descriptor) X(JournalWriter, _frames)                 \
+    X(JournalWriter, _half) X(JournalWriter, _lent_to) X(JournalWriter, _lent_until)              \
+    X(JournalWriter, _memory) X(JournalWriter, _room) X(JournalWriter, _salt)                     \
+    X(JournalWriter, _size) X(JournalWriter, _synced) X(JournalWriter, _waiting)                  \
     X(JournalWriter, _written) X(JournalWriter, nbytes) X(JournalWriter, why)                     \
     X(KeptState, journal) X(KeptState, record) X(KeptState, recorder)                             \
     X(KindTraffic, messages) X(KindTraffic, overhead) X(KindTraffic, payload)                     \

@@ -1,19 +1,22 @@
-/* Stores the row of an exchange into the memory of a journal's segment, at once, and tells whether
- * an answer may leave: `KeptState.exchanged`, `JournalWriter.exchange`, `FixedFrames.store` and
- * `Recorder.hold`.
+/* Stores the row of an exchange into the memory of a journal's segment, or writes a long one, at
+ * once, and tells whether an answer may leave: `KeptState.exchanged`, `JournalWriter.exchange`,
+ * `FixedFrames.store` and `Recorder.hold`.
  *
- * Only the usual row is stored here, where the segment has lent memory for it that is known to be
- * writable. Where a condition does not hold nothing is changed, and `KeptState.exchanged` does the
- * whole of it: it borrows memory, begins the next segment, or has a thread write.
+ * Only the usual row is taken here: there is room for it in the segment, which lends memory for a
+ * short one that is known to be writable. Where a condition does not hold nothing is stored, and
+ * `KeptState.exchanged` does the whole of it: it begins the next segment, or has a thread write.
  */
 
 #include "answers.h"
+#include <unistd.h>
 
 #define STEADY 7 /* aiops.state.row_kinds.RowKind */
 #define FRAME 48 /* aiops.state.frames: bytes of a frame's head, of `END`, and what is not known */
 #define END 8
 #define UNKNOWN 0xFFFFFFFFLL
 #define ROW 40 /* aiops.state.row_kinds.STEADY_ROW */
+#define SHORT (64 << 10) /* aiops.net.mapped_file.SHORT: memory is lent for no longer payload */
+#define LINE 64          /* of `JournalWriter._room` */
 
 /* Little endian, as a journal's numbers are. */
 static char *put_number(char *to, uint64_t number, int width)
@@ -50,72 +53,145 @@ static PyObject *writer_of(PyObject *kept)
                : NULL;
 }
 
-/* Write a frame, as `FixedFrames.store` does. */
-static void write_frame(const Answers *self, const Pushed *push, char *frame, long long number,
-                        long long peer, int leased, uint32_t check, uint32_t salt,
-                        long long unsynced)
+/* Where the row of an exchange is to lie in a segment, and what its frame says. */
+typedef struct {
+    long long at, end, half, size, salt, synced, number, peer;
+    int leased;
+    uint32_t check; /* of the update's sums */
+} Row;
+
+/* Make a frame, as `FixedFrames.store` does. */
+static void make_frame(const Answers *self, const Pushed *push, const Row *row, char *frame)
 {
-    char row[ROW], salted[4], *to = put_number(row, (uint64_t)peer, 4);
+    char fields[ROW], salted[4], *to = put_number(fields, (uint64_t)row->peer, 4);
+    long long unsynced = row->number - row->synced;
     for (int index = 0; index < PUSHED; index++)
         to = put_number(to, (uint64_t)push->number[index], 8);
-    put_number(to, check, 4);
-    uint32_t crc = crc_of(0, push->data, (size_t)self->nbytes);
+    put_number(to, row->check, 4);
+    uint32_t crc = copy_with_crc(frame + FRAME + ROW, push->data, (size_t)self->nbytes);
     to = put_number(frame + 4, ROW, 4);
     to = put_number(to, (uint64_t)self->nbytes, 8);
-    to = put_number(to, (uint64_t)number, 8);
+    to = put_number(to, (uint64_t)row->number, 8);
     to = put_double(to, push->now);
-    to = put_number(to, crc_of(0, row, ROW), 4);
+    to = put_number(to, crc_of(0, fields, ROW), 4);
     to = put_number(to, crc, 4);
     to = put_number(to, (uint64_t)(unsynced < UNKNOWN ? unsynced : UNKNOWN), 4);
     *to++ = STEADY;
-    *to++ = (char)leased; /* aiops.durable.rows.LEASED */
+    *to++ = (char)row->leased; /* aiops.durable.rows.LEASED */
     put_number(to, 0, 2);
-    put_number(salted, salt, 4);
+    put_number(salted, (uint64_t)row->salt, 4);
     put_number(frame, crc_of(crc_of(0, salted, 4), frame + 4, FRAME - 4), 4);
-    memcpy(frame + FRAME, row, ROW);
-    memcpy(frame + FRAME + ROW, push->data, (size_t)self->nbytes);
+    memcpy(frame + FRAME, fields, ROW);
     memset(frame + FRAME + ROW + self->nbytes, 0, (size_t)(-self->nbytes & 7) + END);
 }
 
-/* Store the row of an exchange. 1; 0: nothing is changed, and Python is to do it; -1: an error is
- * set. `check` is of the update's sums. */
-static int store_row(const Answers *self, const Pushed *push, PyObject *kept, int leased,
-                     uint32_t check)
+/* Find where a row is to lie, and what is known of it; return whether the segment has room. */
+static int find_row(const Answers *self, PyObject *kept, PyObject *writer, Row *row)
 {
-    PyObject *writer = writer_of(kept), *recorder = get(kept, KeptState_recorder);
-    long long number, at, half, lent_to, salt, synced, peer, payload;
-    if (writer == NULL || !is_of(get(writer, JournalWriter__frames), FixedFrames_class) ||
-        !read_integer(get(get(writer, JournalWriter__frames), FixedFrames_payload), &payload) ||
-        payload != self->nbytes || !read_place(writer, JournalWriter__at, &at) ||
-        !read_place(writer, JournalWriter__half, &half) ||
-        !read_place(writer, JournalWriter__lent_to, &lent_to) ||
-        !read_place(writer, JournalWriter__salt, &salt) || salt > UNKNOWN ||
-        !read_place(writer, JournalWriter__synced, &synced) ||
-        !read_integer(get(recorder, Recorder_next), &number) || number <= synced ||
-        !read_integer(self->peer, &peer) || peer < 0 || peer > UNKNOWN)
-        return (PyErr_Clear(), 0);
-    long long size = FRAME + ROW + self->nbytes + (-self->nbytes & 7), end = at + size;
+    PyObject *frames = get(writer, JournalWriter__frames);
+    long long payload;
+    if (!is_of(frames, FixedFrames_class) ||
+        !read_integer(get(frames, FixedFrames_payload), &payload) || payload != self->nbytes ||
+        !read_place(writer, JournalWriter__at, &row->at) ||
+        !read_place(writer, JournalWriter__half, &row->half) ||
+        !read_place(writer, JournalWriter__size, &row->size) ||
+        !read_place(writer, JournalWriter__salt, &row->salt) || row->salt > UNKNOWN ||
+        !read_place(writer, JournalWriter__synced, &row->synced) ||
+        !read_integer(get(get(kept, KeptState_recorder), Recorder_next), &row->number) ||
+        row->number <= row->synced || !read_integer(self->peer, &row->peer) || row->peer < 0 ||
+        row->peer > UNKNOWN)
+        return 0;
+    row->end = row->at + FRAME + ROW + self->nbytes + (-self->nbytes & 7);
+    return row->end + END <= row->size;
+}
+
+/* Return whether memory is lent for a row. */
+static int is_lent(PyObject *writer, double time, const Row *row)
+{
+    long long lent_to;
     double until = PyFloat_AsDouble(get(writer, JournalWriter__lent_until));
-    if (end + END > lent_to || end > half || !(push->now < until)) /* until then it is writable */
-        return (PyErr_Clear(), 0);
+    PyErr_Clear();
+    return read_place(writer, JournalWriter__lent_to, &lent_to) && row->end + END <= lent_to &&
+           time < until;
+}
+
+/* Have memory be lent: `JournalWriter.borrow`. 1; 0: there is none; -1: an error is set. */
+static int borrow(const Answers *self, PyObject *writer, PyObject *now)
+{
+    PyObject *found = PyObject_CallMethodObjArgs(writer, names[NAME_borrow], now,
+                                                 self->number_of[PAYLOAD], NULL);
+    int has = found == NULL ? -1 : is_true(found);
+    Py_XDECREF(found);
+    return has;
+}
+
+/* Store a frame in memory that is lent; 0: it is not. */
+static int store_frame(const Answers *self, const Pushed *push, PyObject *writer, const Row *row)
+{
     Py_buffer memory;
     if (PyObject_GetBuffer(get(writer, JournalWriter__memory), &memory, PyBUF_WRITABLE) < 0)
         return (PyErr_Clear(), 0);
-    int done = end + END <= memory.len;
+    int done = row->end + END <= memory.len;
     if (done)
-        write_frame(self, push, (char *)memory.buf + at, number, peer, leased, check,
-                    (uint32_t)salt, number - synced);
+        make_frame(self, push, row, (char *)memory.buf + row->at);
     PyBuffer_Release(&memory);
-    if (!done)
+    return done;
+}
+
+/* Write a frame by a call of the system, for which memory is not lent; 0: it is not written, or not
+ * all of it, and Python is to do it, which finds out why. */
+static int write_frame(const Answers *self, const Pushed *push, PyObject *writer, const Row *row)
+{
+    long long descriptor, size = row->end - row->at + END, written = -1;
+    Py_buffer room;
+    if (!read_place(writer, JournalWriter__descriptor, &descriptor) || descriptor > INT32_MAX ||
+        PyObject_GetBuffer(get(writer, JournalWriter__room), &room, PyBUF_WRITABLE) < 0)
+        return (PyErr_Clear(), 0);
+    if (size + LINE <= room.len) {
+        char *frame = (char *)room.buf + ((uintptr_t)(row->at - (intptr_t)room.buf) & (LINE - 1));
+        make_frame(self, push, row, frame);
+        Py_BEGIN_ALLOW_THREADS
+        written = pwrite((int)descriptor, frame, (size_t)size, (off_t)row->at);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&room);
+    return written == size;
+}
+
+/* Store or write the row of an exchange. 1; 0: that is not done, and Python is to do it; -1: an
+ * error is set. `check` is of the update's sums. */
+static int store_row(const Answers *self, const Pushed *push, PyObject *now, PyObject *kept,
+                     int leased, uint32_t check)
+{
+    PyObject *writer = writer_of(kept);
+    Row row = {.leased = leased, .check = check};
+    if (writer == NULL || !find_row(self, kept, writer, &row))
         return 0;
-    PyObject *bytes = PyLong_FromLongLong(size);
+    int done;
+    if (self->nbytes > SHORT)
+        done = write_frame(self, push, writer, &row);
+    else {
+        done = is_lent(writer, push->now, &row) ? 1 : borrow(self, writer, now);
+        if (done > 0)
+            done = writer_of(kept) == writer && find_row(self, kept, writer, &row) &&
+                   is_lent(writer, push->now, &row) && store_frame(self, push, writer, &row);
+    }
+    if (done <= 0)
+        return done;
+    PyObject *bytes = PyLong_FromLongLong(row.end - row.at);
     done = bytes == NULL || add(writer, JournalWriter_nbytes, bytes) < 0 ||
-                   put(writer, JournalWriter__at, PyLong_FromLongLong(end)) < 0 ||
-                   put(writer, JournalWriter__written, PyLong_FromLongLong(number)) < 0 ||
-                   put(recorder, Recorder_next, PyLong_FromLongLong(number + 1)) < 0
+                   put(writer, JournalWriter__at, PyLong_FromLongLong(row.end)) < 0 ||
+                   put(writer, JournalWriter__written, PyLong_FromLongLong(row.number)) < 0 ||
+                   put(get(kept, KeptState_recorder), Recorder_next,
+                       PyLong_FromLongLong(row.number + 1)) < 0
                ? -1
                : 1;
     Py_XDECREF(bytes);
+    if (done > 0 && row.end > row.half) {
+        bytes = PyObject_CallMethodObjArgs(writer, names[NAME_pass_half], now, NULL);
+        done = bytes == NULL ? -1 : 1;
+        Py_XDECREF(bytes);
+    }
     return done;
 }
 
@@ -166,7 +242,7 @@ int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *
         uint32_t check;
         int done = find_check(self, sums, &check);
         if (done == 0)
-            done = store_row(self, push, record, leased, check);
+            done = store_row(self, push, now, record, leased, check);
         if (done != 0)
             return done < 0 ? -1 : 0;
     }

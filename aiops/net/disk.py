@@ -66,6 +66,9 @@ class DiskFile(Protocol):
         are rarely synced. The file must not get shorter.
         """
 
+    def descriptor(self) -> int:
+        """Return the descriptor by which compiled code may write it, too; -1: `write` alone may."""
+
     def lend(self, at: int, nbytes: int) -> tuple[memoryview, int] | None:
         """Return the file's memory, to be stored into instead of `write`, which then costs less.
 
@@ -232,6 +235,9 @@ class _SystemFile:
         if self._mapped is None:
             with contextlib.suppress(OSError, ValueError):
                 self._mapped = MappedFile(self._descriptor)
+
+    def descriptor(self) -> int:
+        return self._descriptor
 
     def lend(self, at: int, nbytes: int) -> tuple[memoryview, int] | None:
         return None if self._mapped is None else self._mapped.lend(at, nbytes)

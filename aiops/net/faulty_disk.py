@@ -381,6 +381,10 @@ class FaultyFile:
     def map(self) -> None:
         """Do nothing: each write is one that may fail."""
 
+    def descriptor(self) -> int:
+        """Return -1: each write is one that may fail."""
+        return -1
+
     def lend(self, at: int, nbytes: int) -> None:
         """Return None: what is stored into memory cannot fail."""
 

@@ -13,7 +13,7 @@ from time import monotonic
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; Python has no name for it
 
-_SHORT = 64 << 10
+SHORT = 64 << 10
 """Bytes: of more, a call of the system copies as fast, and need not map every page."""
 
 _WINDOW, LENT = 256 << 10, 0.05
@@ -92,7 +92,7 @@ class MappedFile:
 
     def _made_writable(self, at: int, end: int) -> bool:
         """Make the pages from an offset on writable; return whether they are, up to ``end``."""
-        if end - at > _SHORT or end > len(self._view):
+        if end - at > SHORT or end > len(self._view):
             return False
         begin = at - at % mmap.PAGESIZE
         stop = min(begin + _WINDOW, len(self._view))

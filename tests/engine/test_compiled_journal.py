@@ -7,6 +7,9 @@ answer is to be held.
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +24,8 @@ from aiops.durable.recorder import Recorder
 from aiops.durable.rows import check_of
 from aiops.engine import compiled_answers
 from aiops.net import disk
+from aiops.net.mapped_file import SHORT
+from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.kept_state import KeptState
 from aiops.state.frames import END, FRAME, FixedFrames
 from aiops.state.row_kinds import STEADY_ROW, RowKind
@@ -46,11 +51,16 @@ class Lent:
         writer = self.journal.writer
         assert writer is not None
         self.writer, self.gate = writer, self.recorder._gate
-        self.memory = bytearray(b"\xaa" * (1 << 16))
+        self.lend()
+
+    def lend(self) -> None:
+        """Lend new memory for ever, none of whose bytes are 0, as an older segment's may be."""
+        writer = self.writer
+        self.memory, self.told = bytearray(b"\xaa" * (1 << 16)), list[Any]()
         writer._frames = FixedFrames(RowKind.STEADY, STEADY_ROW, 4 * SIZE)
         writer._memory, writer._at, writer._synced = memoryview(self.memory), AT, 1
         writer._lent_to, writer._lent_until, writer._half = 1 << 16, float("inf"), 1 << 16
-        self.told = list[Any]()
+        writer._size = 1 << 16
 
     def answer(self) -> bytes | None:
         """Answer a push as the server would."""
@@ -71,13 +81,19 @@ async def lent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
     async for scene in scenes(monkeypatch, "asgd", state=tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(KeptState, "exchanged", exchanged)
+            kept = scene.run_state.kept
+            assert isinstance(kept, KeptState)
+            writer = kept.journal.writer
+            assert writer is not None
+            before = (kept.recorder.next, writer._at, writer._written, writer.nbytes), writer._size
             each = Lent(scene)
             made.append(each)
-            before = each.recorder.next, each.writer._at, each.writer._written, each.writer.nbytes
             yield each
-            each.recorder.next, each.writer._at, each.writer._written, each.writer.nbytes = before
-            each.writer._lent_to = 0
             made.clear()
+        (each.recorder.next, each.writer._at, each.writer._written, each.writer.nbytes), size = (
+            before
+        )
+        each.writer._size, each.writer._lent_to = size, 0
 
 
 async def test_of_itself_a_row_is_stored(lent: Lent) -> None:
@@ -120,6 +136,77 @@ async def test_of_a_version_that_has_readers(lent: Lent) -> None:
     assert not lent.told
 
 
+async def test_of_a_row_that_passes_the_middle(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next segment's file is made ready, once."""
+    told = list[Any]()
+    monkeypatch.setattr(JournalWriter, "_do_chores", lambda _writer, time: told.append(time))
+    lent.writer._half = AT + NBYTES
+    assert is_answer(lent.answer())
+    assert not told
+    assert is_answer(lent.answer())
+    assert told == [lent.scene.member.answered]
+    assert lent.writer._half == lent.writer._size
+    assert is_answer(lent.answer())
+    assert (len(told), lent.told) == (1, [])
+
+
+async def test_memory_is_borrowed(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not lent, or not any more."""
+    given = list[Any]()
+
+    def borrow(writer: JournalWriter, *time_and_payload: Any) -> bool:
+        given.append(time_and_payload)
+        writer._lent_to, writer._lent_until = 1 << 16, float("inf")
+        return True
+
+    monkeypatch.setattr(JournalWriter, "borrow", borrow)
+    for name, value in (("_lent_to", AT), ("_lent_until", 0.0)):
+        setattr(lent.writer, name, value)
+        assert is_answer(lent.answer())
+        assert given.pop() == (lent.scene.member.answered, 4 * SIZE)
+    assert lent.writer._at == AT + 2 * NBYTES
+    assert not lent.told
+    assert not given
+
+
+async def test_memory_that_is_borrowed_is_looked_at_again(
+    lent: Lent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment may have begun meanwhile, or the journal have ended."""
+    for name, value in (("_lent_to", 0), ("why", "the disk is full"), ("_at", (1 << 16) - 8)):
+        lent.lend()
+        lent.writer._lent_until = 0.0
+        kept = getattr(lent.writer, name)
+
+        def borrow(
+            writer: JournalWriter, *_given: Any, name: str = name, value: Any = value
+        ) -> bool:
+            writer._lent_until = float("inf")
+            setattr(writer, name, value)
+            return True
+
+        monkeypatch.setattr(JournalWriter, "borrow", borrow)
+        assert lent.answer() is not None
+        assert len(lent.told) == 1, name
+        assert set(lent.memory) == {0xAA}
+        setattr(lent.writer, name, kept)
+
+
+async def test_an_error_of_borrowing_is_the_servers(
+    lent: Lent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def borrow(*_given: Any) -> bool:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(JournalWriter, "borrow", borrow)
+    lent.writer._lent_to = 0
+    data = lent.scene.push()
+    lent.scene.place(data)
+    with pytest.raises(ValueError, match="a bug"):
+        lent.scene.compiled.exchange(len(data), 1.0, lent.kept)
+    assert not lent.told
+
+
 async def test_of_rows_behind_many_that_are_not_synced(lent: Lent) -> None:
     lent.recorder.next = 1 << 33
     assert is_answer(lent.answer())
@@ -146,7 +233,7 @@ CONDITIONS: tuple[tuple[str, str, Any], ...] = (
     ("writer", "_lent_to", AT + NBYTES + len(END) - 1),
     ("writer", "_lent_until", 0.0),
     ("writer", "_lent_until", float("nan")),
-    ("writer", "_half", AT + NBYTES - 1),
+    ("writer", "_size", AT + NBYTES + len(END) - 1),
     ("writer", "_salt", 1 << 32),
     ("writer", "_synced", 1 << 40),
     ("writer", "_memory", memoryview(bytes(1 << 16))),
@@ -162,9 +249,7 @@ CONDITIONS: tuple[tuple[str, str, Any], ...] = (
 )
 async def test_a_condition(owner: str, name: str, value: Any, lent: Lent) -> None:
     """Nothing is stored, and Python is told; when it holds again a row is stored."""
-    lent.told.clear()
-    lent.writer._at = AT
-    lent.memory[:] = b"\xaa" * len(lent.memory)
+    lent.lend()
     of = getattr(lent, owner)
     kept, number = getattr(of, name), lent.recorder.next
     setattr(of, name, value)
@@ -181,8 +266,9 @@ async def test_a_condition(owner: str, name: str, value: Any, lent: Lent) -> Non
     finally:
         setattr(of, name, kept)
     assert (lent.recorder.next, lent.writer._at) == (number, AT)
+    lent.lend()
     assert is_answer(lent.answer())
-    assert len(lent.told) == 1
+    assert not lent.told
     assert (lent.recorder.next, lent.writer._at) == (number + 1, AT + NBYTES)
 
 
@@ -288,10 +374,146 @@ class TestAnswers:
         assert not lent.told
 
 
-@each_row("size", [*range(1, 40), 63, 64, 65, 127, 128, 129, 191, 1000, 4099, 65_536])
+LENGTHS = [*range(1, 40), 63, 64, 65, 127, 128, 129, 191, 1000, 4099, 65_536, 131_072, 131_073]
+LENGTHS += [131_072 + 255, (1 << 20) - 1, 1 << 20, (1 << 20) + 311]
+
+
+LONG = {"w": np.zeros((SHORT >> 2) + 8, np.float32)}
+
+
+@pytest.fixture
+async def long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Long]:
+    async for scene in scenes(monkeypatch, "asgd", LONG, state=tmp_path / "s"):
+        with pytest.MonkeyPatch.context() as patch:
+            each = Long(scene, tmp_path / "file", patch)
+            yield each
+        each.end()
+
+
+class Long:
+    """A server with a state whose rows are too long for memory to be lent, and its segment."""
+
+    def __init__(self, scene: Scene, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = scene.run_state.kept
+        assert isinstance(kept, KeptState)
+        writer = kept.journal.writer
+        assert writer is not None
+        self.scene, self.kept, self.writer = scene, kept, writer
+        self.payload = scene.nbytes
+        self.nbytes = FRAME + STEADY_ROW.size + scene.nbytes
+        names = "_at", "_written", "nbytes", "_size", "_half", "_descriptor", "_synced"
+        self._before = {name: getattr(writer, name) for name in names}
+        self._next = kept.recorder.next
+        self.told = list[Any]()
+        monkeypatch.setattr(KeptState, "exchanged", lambda _kept, *given: self.told.append(given))
+        path.write_bytes(b"\xaa" * (1 << 20))
+        self.file, self.path = os.open(path, os.O_RDWR), path
+        self.reset()
+
+    def reset(self) -> None:
+        """Have the next row be the first of a segment."""
+        writer = self.writer
+        self.told.clear()
+        writer._frames = FixedFrames(RowKind.STEADY, STEADY_ROW, self.payload)
+        writer._at, writer._half, writer._size, writer._synced = AT, 1 << 20, 1 << 20, 1
+        writer._descriptor, writer._room = self.file, bytearray(self.nbytes + len(END) + 64)
+
+    def end(self) -> None:
+        """Have the journal be as it was."""
+        for name, value in self._before.items():
+            setattr(self.writer, name, value)
+        self.kept.recorder.next = self._next
+        os.close(self.file)
+
+    def answer(self) -> bytes | None:
+        data = self.scene.push()
+        self.scene.place(data)
+        return self.scene.compiled.answer(len(data))
+
+
+class TestLongRows:
+    """A row is written by one call where no memory is lent for it."""
+
+    async def test_it_is_written_as_python_would(self, long: Long) -> None:
+        writer, scene = long.writer, long.scene
+        expected = memoryview(bytearray(b"\xaa" * (1 << 20)))
+        for count in range(3):  # at other places of a line
+            number = long.kept.recorder.next
+            assert is_answer(long.answer(), scene)
+            at = AT + count * long.nbytes
+            check = check_of(scene.updates.tickets, np.zeros(1, np.int64))
+            fields = scene.steady.peer, scene.seq, scene.seq, 0, 0, check
+            given = scene.steady.gradient.data.data, writer._salt, number - writer._synced
+            time = scene.member.answered
+            writer._frames.store(expected, at, number, time, 0, fields, *given)
+            assert (writer._at, long.kept.recorder.next) == (at + long.nbytes, number + 1)
+            assert writer._written == number
+            assert long.path.read_bytes() == expected
+        assert not long.told
+
+    @each_row(
+        ("name", "value"),
+        [
+            ("_descriptor", -1),
+            ("_descriptor", 1 << 40),
+            ("_descriptor", None),
+            ("_descriptor", "read"),
+            ("_room", bytes(1 << 17)),
+            ("_room", bytearray()),
+            ("_room", "short"),
+            ("_size", "short"),
+            ("_frames", FixedFrames(RowKind.STEADY, STEADY_ROW, 8)),
+        ],
+    )
+    async def test_a_condition(self, name: str, value: Any, long: Long) -> None:
+        """Python is told, and writes it, or finds out why it cannot be written."""
+        long.reset()
+        long.path.write_bytes(b"\xaa" * (1 << 20))
+        if value == "read":
+            value = os.open(long.path, os.O_RDONLY)
+        elif name == "_room" and value == "short":
+            value = bytearray(long.nbytes + len(END) + 63)
+        elif value == "short":
+            value = AT + long.nbytes + len(END) - 1
+        setattr(long.writer, name, value)
+        number = long.kept.recorder.next
+        long.answer()
+        (told,) = long.told
+        assert told[4] is long.scene.steady.gradient
+        assert (long.kept.recorder.next, long.writer._at) == (number, AT)
+        assert set(long.path.read_bytes()) == {0xAA}
+        long.reset()
+        assert is_answer(long.answer(), long.scene)
+        assert not long.told
+
+    async def test_a_disk_that_takes_a_part(self, long: Long) -> None:
+        """Python writes all of it again."""
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        kept = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (AT + long.nbytes // 2, before[1]))
+        try:
+            long.answer()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, kept)
+        assert len(long.told) == 1
+        assert long.writer._at == AT
+
+
+@each_row("size", LENGTHS)
 def test_checksums(size: int) -> None:
     library = core()
     assert library is not None
     data = np.random.default_rng(size).bytes(size)
     for before in (0, 1, 0xFFFFFFFF, 0x12345678):
         assert library.crc32(data, before) == zlib.crc32(data, before)
+    room = memoryview(bytearray(b"\xaa" * (size + 144)))
+    for at in (0, 8, 24, 56, 63, 64, 72):
+        found = library.copy_crc32(room[at : at + size], data)
+        assert found == zlib.crc32(data)
+        assert room[at : at + size] == data
+        assert set(room[:at]) <= {0xAA}
+        assert set(room[at + size :]) == {0xAA}
+        room[:] = b"\xaa" * (size + 144)
+    with pytest.raises(ValueError, match="as long"):
+        library.copy_crc32(room, data)

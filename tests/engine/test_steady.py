@@ -546,7 +546,8 @@ def test_answers_of_long_rows_and_of_rows_that_wait(
     given = POLICIES[1], "the largest" if acks == "written" else "several", ["ours"], USUAL
     seen, stored = journalled(*given, folder=folder, monkeypatch=monkeypatch, acks=acks)
     assert seen.short > 8
-    assert stored == 0
+    if core() is not None:
+        assert stored == (seen.short - 1 if acks == "written" else 0)  # but for the first
 
 
 def lends(folder: Path) -> bool:

@@ -391,6 +391,10 @@ class VirtualFile:
     def map(self) -> None:
         """Do nothing: there is no system whose calls cost anything."""
 
+    def descriptor(self) -> int:
+        """Return -1: each write is to be seen."""
+        return -1
+
     def lend(self, at: int, nbytes: int) -> None:
         """Return None: each write is to be seen."""
 
