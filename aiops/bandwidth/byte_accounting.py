@@ -297,7 +297,7 @@ class Ledger:
             self._leave_out(self.not_wanted, "", np.flatnonzero(~lacking))
         for part in parts:
             first = layout.tensor_at(part.start)
-            lacking[first : int(np.searchsorted(layout.starts, part.stop))] = False
+            lacking[first : layout.first_from(part.stop)] = False
         if lacking.any():
             left = np.flatnonzero(lacking)
             self.not_modified.room(layout, layout.nbytes)[left] += layout.nbytes_each[left]
@@ -448,7 +448,7 @@ def _spread(layout: Layout, tally: Tally, part: Part, times: int) -> None:
     nbytes = times * (part.stop - part.start)
     counts = tally.room(layout, nbytes)
     first = layout.tensor_at(part.start)
-    last = int(np.searchsorted(layout.starts, part.stop))
+    last = layout.first_from(part.stop)
     if last - first == 1:
         counts[first] += nbytes
         return

@@ -214,8 +214,7 @@ class ParameterSink(Sink):
         if self._cut is not None:
             piece = self._cut.number(part.start, part.stop)
             return int(self._cut.owners[piece]) if piece >= 0 else -1
-        starts = self._params.layout.starts
-        index = int(np.searchsorted(starts, part.start, side="right")) - 1
+        index = self._params.layout.tensor_at(part.start)
         tensor = self._params.layout.tensors[index]
         fits = tensor.offset == part.start and tensor.offset + tensor.nbytes == part.stop
         return index if fits else -1
@@ -288,8 +287,8 @@ class ParameterSink(Sink):
                 codec.decode(payload, piece.shape, out, add=True)
                 params.versions[layout.index[tensor.name]] = part.version
                 continue
-            first = int(np.searchsorted(layout.starts, part.start, side="left"))
-            last = int(np.searchsorted(layout.starts, part.stop, side="left"))
+            first = layout.first_from(part.start)
+            last = layout.first_from(part.stop)
             params.versions[first : len(layout.tensors) if part.stop == layout.nbytes else last] = (
                 part.version
             )

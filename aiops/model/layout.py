@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -298,10 +299,10 @@ class Layout:
         starts: list[Ints] = []
         filled, reached = 0, -1
         for start, stop, version in self._ranges(parts):
-            first = int(np.searchsorted(self.starts, start, side="left"))
+            first = self.first_from(start)
             last = len(self.tensors)  # the last byte includes empty tensors at the end
             if stop < self.nbytes:
-                last = int(np.searchsorted(self.starts, stop, side="left"))
+                last = self.first_from(stop)
             end = self.nbytes if last == len(self.tensors) else int(self.starts[last])
             begin = -1 if first == len(self.tensors) else int(self.starts[first])
             if begin != start or end != stop:
@@ -384,7 +385,17 @@ class Layout:
 
     def tensor_at(self, offset: int) -> int:
         """Return the index of the tensor with elements that holds the byte at ``offset``."""
-        return int(np.searchsorted(self.starts, offset, side="right")) - 1
+        return bisect_right(self._offsets, offset) - 1
+
+    def first_from(self, offset: int) -> int:
+        """Return the index of the first tensor that begins at ``offset`` or behind it, or n."""
+        return bisect_left(self._offsets, offset)
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        """`starts` as a list: to search it takes a tenth of the time, for one offset."""
+        found: list[int] = self.starts.tolist()
+        return found
 
     @cached_property
     def all(self) -> Ints:

@@ -106,7 +106,7 @@ class DeltaReplica:
             first = sum(len(mine.tensors) for mine in placement.layouts[:shard])
             codecs = codecs[first : first + len(held.tensors)]
             pieces = Pieces.of(layout)
-        self._pieces = pieces
+        self._pieces, self._every = pieces, np.unique(pieces.owners)
         self._names = [raw.NAME if codec is None else codec.name for codec in codecs]  # by piece
         self._own = held.tensors  # the first of the pieces, whose bytes are here
         self._encoders: dict[int, Encoder] = {}
@@ -267,7 +267,8 @@ class DeltaReplica:
     def followed(self, job: ReplicaJob, results: Ints) -> None:
         """Publish a job's result; ``results`` is what `ReplicaJob.run` returned on all shards."""
         target, model, owners = job.target, job.model, self._pieces.owners
-        target.follow(model, np.unique(owners[results != UNTOUCHED]))
+        touched = results != UNTOUCHED
+        target.follow(model, self._every if touched.all() else np.unique(owners[touched]))
         self._snapshots.publish(target)
         self._behind = job.behind
         self._since[owners[results == WHOLE]] = model.number

@@ -131,10 +131,10 @@ def groups(
     raws: list[Bytes] = []
     begin = elements = 0
     for part in gradient.parts:
-        first = int(np.searchsorted(layout.starts, part.start, side="left"))
+        first = layout.first_from(part.start)
         last = len(layout.tensors)
         if part.stop < layout.nbytes:
-            last = int(np.searchsorted(layout.starts, part.stop, side="left"))
+            last = layout.first_from(part.stop)
         end = layout.nbytes if last == len(layout.tensors) else int(layout.starts[last])
         whole = first < last and int(layout.starts[first]) == part.start and end == part.stop
         if not whole or (part.codec != raw.NAME and part.codec not in readable):
