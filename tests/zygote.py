@@ -355,6 +355,8 @@ def _fork_from(sock: socket.socket) -> None:
             if found := getattr(asyncio.SelectorEventLoop, name, None):
                 setattr(Loop, name, found)
                 Loop._debug = False
+        # What watches children from 3.12 on calls these.
+        Loop._add_reader, Loop._remove_reader = Loop.add_reader, Loop.remove_reader
 
 
 def _show(words: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -30,7 +30,8 @@ static Py_ssize_t place_of(PyObject *instance, Py_ssize_t size, const char *name
                 place = at, found++;
         if (found != 1)
             PyErr_Format(PyExc_LookupError, "%s is not in the __slots__ of its class", name);
-        if (PyObject_DelAttrString(instance, name) < 0)
+        /* `PyObject_DelAttrString` is a function of 3.13's headers, which 3.11 and 3.12 lack. */
+        if (PyObject_SetAttrString(instance, name, NULL) < 0)
             found = 0;
     }
     Py_XDECREF(mark);

@@ -124,6 +124,7 @@ def test_what_cannot_work_is_a_sentence(program: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun(program: Path) -> None:
+    pytest.importorskip("torch")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node=2", "--no-python", sys.executable, "-m", "aiops"]
     done = subprocess.run(
