@@ -29,6 +29,7 @@ from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.kept_state import KeptState
 from aiops.state.frames import END, FRAME, FixedFrames
 from aiops.state.row_kinds import STEADY_ROW, RowKind
+from aiops.store.snapshots import SnapshotPool
 from tests.engine.test_compiled_answers import GENERAL, SIZE, Scene, is_answer, scenes
 from tests.rows import each_row
 
@@ -36,6 +37,17 @@ pytestmark = [
     pytest.mark.skipif(core() is None, reason="there was no C compiler"),
     pytest.mark.usefixtures("none_pending"),
 ]
+
+
+class OtherFrames:
+    """Of another class, with the payload's length wherever that of `FixedFrames` may lie."""
+
+    __slots__ = ("a", "b", "c", "d", "e", "f", "g", "h")
+
+    def __init__(self) -> None:
+        for slot in self.__slots__:
+            setattr(self, slot, 4 * SIZE)
+
 
 NBYTES = FRAME + STEADY_ROW.size + 4 * SIZE
 AT = 4096
@@ -136,6 +148,32 @@ async def test_of_a_version_that_has_readers(lent: Lent) -> None:
     assert not lent.told
 
 
+async def test_readers_that_end_before_the_update(
+    lent: Lent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made in another place all the same, as the row says."""
+    target, asked = SnapshotPool.target, list[bool]()
+
+    def ask(pool: SnapshotPool, spare: bool = False) -> Any:
+        asked.append(spare)
+        return target(pool, spare)
+
+    monkeypatch.setattr(SnapshotPool, "target", ask)
+    lease = lent.scene.store.lease()
+    assert is_answer(lent.answer())
+    lease.release()
+    assert is_answer(lent.answer())
+    assert asked == [True, False]
+
+
+async def test_while_a_version_is_made_it_has_no_readers(lent: Lent) -> None:
+    store = lent.scene.store
+    lease, store._making = store.lease(), True
+    assert is_answer(lent.answer())
+    assert lent.memory[AT + FRAME - 3] == 0
+    lease.release()
+
+
 async def test_of_a_row_that_passes_the_middle(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next segment's file is made ready, once."""
     told = list[Any]()
@@ -225,7 +263,7 @@ CONDITIONS: tuple[tuple[str, str, Any], ...] = (
     ("kept", "journal", object()),
     ("writer", "why", "the disk is full"),
     ("writer", "_waiting", [1]),
-    ("writer", "_frames", object()),
+    ("writer", "_frames", OtherFrames()),
     ("writer", "_frames", FixedFrames(RowKind.STEADY, STEADY_ROW, 4 * SIZE + 8)),
     ("writer", "_at", -8),
     ("writer", "_at", None),
