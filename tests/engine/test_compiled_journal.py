@@ -493,7 +493,7 @@ class TestLongRows:
         ("name", "value"),
         [
             ("_descriptor", -1),
-            ("_descriptor", 1 << 40),
+            ("_descriptor", "beyond"),
             ("_descriptor", None),
             ("_descriptor", "read"),
             ("_room", bytes(1 << 17)),
@@ -507,7 +507,9 @@ class TestLongRows:
         """Python is told, and writes it, or finds out why it cannot be written."""
         long.reset()
         long.path.write_bytes(b"\xaa" * (1 << 20))
-        if value == "read":
+        if value == "beyond":
+            value = (1 << 32) + long.file
+        elif value == "read":
             value = os.open(long.path, os.O_RDONLY)
         elif name == "_room" and value == "short":
             value = bytearray(long.nbytes + len(END) + 63)

@@ -133,8 +133,8 @@ class JournalWriter:
         paths = [(folder / directory.journal_name(first), last) for first, last in earlier]
         self._old = deque(_Old(disk.open(path), path, last, -inf) for path, last in paths)
         self._begun = 0.0
-        self._file = self._segment(first, 0, 0.0, synced=True)
         self._frames = FixedFrames(_STEADY, STEADY_ROW, 0)
+        self._file = self._segment(first, 0, 0.0, synced=True)
         self._memory = memoryview(b"")  # of the segment, in place of writes
         self._room = bytearray()  # in which compiled code makes a frame that is to be written
         self._lent_to, self._lent_until = 0, 0.0  # the offset and the time up to which it is
@@ -342,7 +342,8 @@ class JournalWriter:
         head = SegmentHead(first, self._generation, self._run, self._salt, *self._shard)
         self._lent_to = 0
         file, self._size = self._files.begin(first, head.pack(), nbytes, synced=synced)
-        if not self._durable:  # else it is synced after every few rows
+        # With DURABLE it is synced after every few rows; for long ones no memory is lent.
+        if not self._durable and self._frames.payload <= SHORT:
             file.map()
         self._descriptor = -1 if self._durable else file.descriptor()
         self._first, self._begun, self._at, self._half = first, now, HEAD, self._size // 2

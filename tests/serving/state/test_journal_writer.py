@@ -18,6 +18,7 @@ from aiops.durable.rows import JournalRow
 from aiops.engine.events import Committed, Event, JournalEnded
 from aiops.net.disk import SystemDisk
 from aiops.net.faulty_disk import FaultyDisk, FaultyFile
+from aiops.net.mapped_file import SHORT
 from aiops.serving.state import journal_writer, segment_files
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.segment_files import SegmentFiles
@@ -455,6 +456,22 @@ class TestExchanges:
         assert not any(self.exchange(written, bytes(8)) for _ in range(5))
         written.writer.end()
         assert written.rows() == [1, 2, 3, 4, 5]
+
+    def test_segments_of_long_rows_lend_no_memory(self, mapped: Journal) -> None:
+        """To map one costs as much as a few rows, and nothing would be stored there."""
+        payload = bytes(SHORT + 8)
+        for _ in range(3):
+            assert not self.exchange(mapped, payload)
+        assert mapped.writer._file.lend(0, 1) is None
+        for _ in range(3):
+            assert not self.exchange(mapped, bytes(8))
+        begun = len(mapped.listing().segments)
+        while len(mapped.listing().segments) == begun:
+            mapped.write(1, payload)
+        assert mapped.writer._file.lend(0, 1) is not None  # its rows are short again
+        assert self.exchange(mapped, bytes(8))
+        mapped.writer.end()
+        assert mapped.rows() == [*range(1, mapped.next)]
 
     def test_none_is_stored_after_the_end(self, mapped: Journal) -> None:
         self.exchange(mapped, bytes(8))
