@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aiops import tracing
@@ -11,7 +12,6 @@ from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client import variables
 from aiops.client.backoff import check_timeout
 from aiops.client.calls import Calls
-from aiops.client.fetch_trace import FetchTracingLedger
 from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
@@ -19,6 +19,7 @@ from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.client.session import Session, checked_stream, stream
 from aiops.client.traced_loop import StepTrace, TracedLoop
+from aiops.client.traced_requests import RequestTracingLedger, TracedSession
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
 from aiops.common.launchers import detect
@@ -152,7 +153,11 @@ class Facade(SessionFacade):
         client = env.token_bytes(16).hex()
         name = name or variables.client_name(role) or f"{role}-{env.identity()}"
         self._tracing = traced = _tracing_of(name, env.trace_clock) if role == "worker" else None
-        self._session = Session(
+        session: Callable[..., Session] = Session
+        if traced is not None:
+            ledger = RequestTracingLedger(traced, client, _about(name))
+            session = partial(TracedSession, traced=ledger)
+        self._session = session(
             urls.write_all(self._servers),
             client=client,
             name=name,
@@ -162,7 +167,6 @@ class Facade(SessionFacade):
             pongs=pongs,
             wire=checked_stream if variables.checksums(checksums) else stream,
             parallel_map=env.parallel_map,
-            ledger=None if traced is None else FetchTracingLedger(traced, client, _about(name)),
         )
         self._requests = Requests(self._session)
         self._calls = Calls(self._session, self._requests)

@@ -144,7 +144,7 @@ from aiops.wire.checked_connection import CheckedConnection
 from aiops.wire.connection import Buffer, Connection, Limits, Places
 from aiops.wire.data_messages import CoverPush
 from aiops.wire.decoding import decode
-from aiops.wire.messages import Ack, Error, Message, Model, Welcome
+from aiops.wire.messages import Ack, Error, Message, Model, TableRows, Welcome
 from aiops.wire.shared_payloads import MAILBOX, SharedPayloads
 from aiops.wire.sinks import Sink
 
@@ -559,14 +559,19 @@ class Session:
         return id
 
     def exchanged_rows(
-        self, request: RowsRequest, messages: int, sent: tuple[int, int], came: tuple[int, int]
+        self,
+        request: RowsRequest,
+        answer: TableRows,
+        messages: int,
+        sent: tuple[int, int],
+        came: tuple[int, int],
     ) -> None:
         """Enter a request about rows that was carried in the short way in the accounts.
 
         Parameters
         ----------
-        request
-            The request.
+        request, answer
+            The request, and its answer; of several servers, the lead's.
         messages
             How many there were, and as many answers.
         sent

@@ -221,13 +221,14 @@ class RowsExchange:
             if len(shares) > 1:
                 asked.into.versions = [share.values[1] for share in shares]
             parts = (Part(0, count, RAW, count * row_bytes, version),) if count else ()
+        answer = TableRows(self.id, version, staleness, parts)
         self._session.exchanged_rows(
             request,
+            answer,
             len(shares),
             (sum(share.size for share in shares), sum(share.payload for share in shares)),
             (sum(share.whole for share in shares), sum(share.overhead for share in shares)),
         )
-        answer = TableRows(self.id, version, staleness, parts)
         request.resolve(request.finish(answer, self._session.info))
 
     def hand_over(self) -> list[tuple[list[Buffer], list[memoryview]]]:

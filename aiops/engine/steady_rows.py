@@ -66,7 +66,7 @@ class _Table(NamedTuple):
     elements: Array
 
 
-class _Request(NamedTuple):
+class RowsNumbers(NamedTuple):
     """The values of a message's header; of a fetch ``seq`` and ``version`` are 0.
 
     ``sizes``: the bytes of its payloads.
@@ -130,7 +130,7 @@ class RowsShortcut:
         self.cost = int(3 * LARGEST * per_byte)
         self.room, self.closed, self.now = ROOM, False, 0.0
 
-    def read(self, header: RowHeader, values: tuple[int, ...]) -> _Request | None:
+    def read(self, header: RowHeader, values: tuple[int, ...]) -> RowsNumbers | None:
         """Return what a header asks for; None: the message must go the general way.
 
         ``values``: what varies in the header.
@@ -151,10 +151,10 @@ class RowsShortcut:
         fits = list(sizes) == meant and (not pushed or counts[-1] == pushed)
         if not fits or max(sum(sizes), wanted * row_bytes) > LARGEST:
             return None
-        return _Request(id, seq, number, version, pushed, wanted, sizes)
+        return RowsNumbers(id, seq, number, version, pushed, wanted, sizes)
 
     def answer(
-        self, peer: int, request: _Request, message: memoryview, fetches: bool, now: float
+        self, peer: int, request: RowsNumbers, message: memoryview, fetches: bool, now: float
     ) -> memoryview | None:
         """Answer a request; None: it must go the general way, and nothing has been changed.
 
@@ -195,7 +195,7 @@ class RowsShortcut:
         member.ledger.exchanged_rows(request.number, sum(request.sizes), nbytes)
         return _framed(room, request.id, job.store.version, staleness, request.wanted)
 
-    def _job(self, request: _Request, message: memoryview) -> TableJob | None:
+    def _job(self, request: RowsNumbers, message: memoryview) -> TableJob | None:
         """Return the work of a request but for the rows that are wanted, if its payloads are fit.
 
         They are copied to the scratch memory, where they are aligned.
@@ -249,11 +249,17 @@ class SteadyRows:
         The connection's number.
     wire
         Its state machine.
+
+    Attributes
+    ----------
+    answered
+        The request that was answered last.
     """
 
     def __init__(self, shared: RowsShortcut, peer: int, wire: Connection) -> None:
         self._shared, self.peer, self._wire = shared, peer, wire
         self._room = 0  # bytes by which the head buffer was made larger
+        self.answered: RowsNumbers | None = None
 
     @property
     def cost(self) -> int:
@@ -300,6 +306,7 @@ class SteadyRows:
         fetches = header.kind == _FETCH
         answer = self._shared.answer(self.peer, request, message[template.size :], fetches, now)
         if answer is not None:
+            self.answered = request
             wire.took(nbytes, header.kind, overhead, payload)
             rows = len(answer) - _OVERHEAD if request.wanted else 0
             wire.traffic.sent(TableRows.kind, len(answer) - rows, rows)

@@ -9,9 +9,10 @@
       aiops.barrier       until the policy lets the worker go
 
 An exchange of the short way (`aiops.engine.steady`) is one call, so it has one span; if its answer
-waits for the journal (``--acks``), that ends with the wait. Pushes and fetches of rows have none. A
+waits for the journal (``--acks``), that ends with the wait. A
 push that is sent again has one span more, with ``aiops.repeated``. A worker's fetch that is a
-request of its own has one span, ``aiops.fetch_params``. The tracer stands around what decides: it
+request of its own has one span, ``aiops.fetch_params``, and so have its fetches and pushes of rows,
+``aiops.fetch_rows`` and ``aiops.push_rows``. The tracer stands around what decides: it
 is not there without ``--trace``, and neither the engine nor the dispatcher knows it.
 """
 
@@ -35,7 +36,9 @@ from aiops.store.parameters import UpdateJob
 from aiops.tracing import Tracing
 from aiops.tracing.spans import (
     FETCH,
+    FETCH_ROWS,
     LONGEST_NAME,
+    PUSH_ROWS,
     Span,
     Value,
     brief,
@@ -43,7 +46,17 @@ from aiops.tracing.spans import (
     trace_of,
     trace_of_fetch,
 )
-from aiops.wire.messages import Ack, Error, Fetch, FetchedParams, Push, Reapply
+from aiops.wire.messages import (
+    Ack,
+    Error,
+    Fetch,
+    FetchedParams,
+    FetchRows,
+    Push,
+    PushRows,
+    Reapply,
+    TableRows,
+)
 
 Exchange: TypeAlias = Callable[[Steady | SteadyRows, int], bytes | memoryview | None]
 
@@ -100,9 +113,13 @@ class ExchangeTrace:
         """Return a function that does as ``exchange``, and has what it answers traced."""
 
         def traced(way: Steady | SteadyRows, nbytes: int) -> bytes | memoryview | None:
-            if not isinstance(way, Steady):  # rows
-                return exchange(way, nbytes)
-            member, before, begin = way.member, way.member.last_seq, self._now()
+            begin = self._now()
+            if not isinstance(way, Steady):
+                answer = exchange(way, nbytes)
+                if answer:
+                    self._safely(self._exchanged_rows, way, begin)
+                return answer
+            member, before = way.member, way.member.last_seq
             answer = exchange(way, nbytes)
             if member.last_seq != before and answer is not None:
                 self._safely(self._exchanged, way, begin, not answer)
@@ -116,9 +133,9 @@ class ExchangeTrace:
         def traced(event: Event, *noted: Any) -> Sequence[Effect]:
             begin = self._now()
             if type(event) is Received:
-                if isinstance(event.message, Push | Reapply):
+                if isinstance(event.message, Push | Reapply | PushRows):
                     self._safely(self._received, event, begin)
-                elif type(event.message) is Fetch:
+                elif isinstance(event.message, Fetch | FetchRows):
                     self._safely(self._fetching, event, begin)
             effects = handle(event, *noted)
             if self._open or self._held:
@@ -147,29 +164,68 @@ class ExchangeTrace:
         elif push is not None:
             self._tracing.offer([_whole(push, self._now())])
 
+    def _exchanged_rows(self, way: SteadyRows, begin: int) -> None:
+        """Make the span of a message about rows that went the short way."""
+        request, member = way.answered, self._engine.membership.at(way.peer)
+        if request is None or member is None or not member.worker:
+            return
+        id, seq, name = request.id, request.seq, PUSH_ROWS if request.seq else FETCH_ROWS
+        trace = trace_of(member.client, seq) if seq else trace_of_fetch(member.client, id)
+        if not self._takes(trace, seq or id):
+            return
+        store = self._engine.tables[request.number]
+        about = _about(member, seq, sum(request.sizes)) if seq else _of(member)
+        about |= {} if seq else {"aiops.request": id}
+        about |= {
+            **self._of_table(request.number),
+            "aiops.version": store.version,
+            "aiops.answer_bytes": request.wanted * store.table.row_bytes,
+        }
+        if seq:
+            about["aiops.staleness"] = member.staleness
+        push = _OpenPush(trace, way.peer, about, begin, name=name)
+        self._tracing.offer([_whole(push, self._now())])
+
+    def _of_table(self, number: int) -> dict[str, Value]:
+        """Return the attribute of a table, if a peer has named one that there is."""
+        tables = self._engine.tables
+        if number >= len(tables):
+            return {}
+        return {"aiops.table": brief(tables[number].named.name, LONGEST_NAME)}
+
     def _received(self, event: Received, begin: int) -> None:
         message, member = event.message, self._engine.membership.at(event.peer)
-        assert isinstance(message, Push | Reapply)
+        assert isinstance(message, Push | Reapply | PushRows)
         if member is None:
             return
         seq, repeated = message.seq, message.seq <= member.last_seq
         trace = trace_of(member.client, seq)
         if self._takes(trace, seq, repeated=repeated):
-            nbytes = sum(part.nbytes for part in message.parts) if type(message) is Push else 0
+            nbytes, name = 0, _NAME
+            if isinstance(message, Push | PushRows):
+                nbytes = sum(part.nbytes for part in message.parts)
             about = _about(member, seq, nbytes)
+            if isinstance(message, PushRows):
+                name = PUSH_ROWS
+                about |= self._of_table(message.table)
             if repeated:
                 about["aiops.repeated"] = True
-            self._open[event.peer, message.id] = _OpenPush(trace, event.peer, about, begin)
+            push = _OpenPush(trace, event.peer, about, begin, name=name)
+            self._open[event.peer, message.id] = push
 
     def _fetching(self, event: Received, begin: int) -> None:
         """Note a fetch, if it is a worker's: others have no traces."""
-        id, member = event.message.id, self._engine.membership.at(event.peer)
+        message, member = event.message, self._engine.membership.at(event.peer)
+        id = message.id
         if member is None or not member.worker:
             return
         trace = trace_of_fetch(member.client, id)
         if self._takes(trace, id):
-            about = {**_of(member), "aiops.request": id}
-            self._open[event.peer, id] = _OpenPush(trace, event.peer, about, begin, name=FETCH)
+            about, name = {**_of(member), "aiops.request": id}, FETCH
+            if isinstance(message, FetchRows):
+                name = FETCH_ROWS
+                about |= self._of_table(message.table)
+            self._open[event.peer, id] = _OpenPush(trace, event.peer, about, begin, name=name)
 
     def _handled(self, event: Event, effects: Sequence[Effect | EncodedReply], begin: int) -> None:
         """Note what an event has brought the open pushes."""
@@ -224,7 +280,9 @@ class ExchangeTrace:
             }
             if message.why:
                 push.about["aiops.unused_reason"] = brief(message.why)
-        elif isinstance(message, FetchedParams):
+        elif isinstance(message, FetchedParams | TableRows):
+            if push.name == PUSH_ROWS and isinstance(message, TableRows):
+                push.about["aiops.staleness"] = message.staleness
             push.about |= {
                 "aiops.version": message.version,
                 "aiops.answer_bytes": sum(part.nbytes for part in message.parts),
@@ -232,7 +290,7 @@ class ExchangeTrace:
         elif isinstance(message, Error):
             error = push.about["aiops.refused"] = brief(message.text)
         whole, trace = _whole(push, end, error), push.trace
-        if push.name == FETCH:
+        if push.name != _NAME:
             self._tracing.offer([whole])
             return
         times = push.received, push.taken or end, push.applied or end, end

@@ -12,7 +12,7 @@ Value = str | bool | int | float
 FIRST = 10
 """Pushes of each worker that are traced, in any case, unless the environment has a sampler.
 
-They are known by their numbers, which both sides know; pushes of rows have numbers, too.
+They are known by their numbers, which both sides know; pushes of rows count among them.
 """
 
 SHARE = 0.01
@@ -85,9 +85,12 @@ def trace_of(client: str, seq: int) -> int:
 FETCH = "aiops.fetch_params"
 """The name of the span of a fetch, on both sides."""
 
+FETCH_ROWS, PUSH_ROWS = "aiops.fetch_rows", "aiops.push_rows"
+"""The names of those of requests about rows; a push may bring rows, too."""
+
 
 def trace_of_fetch(client: str, request: int) -> int:
-    """Return the id of the trace of a client's fetch: by the number of the request.
+    """Return the id of the trace of a client's fetch, of rows, too: by the number of the request.
 
     A client counts its requests over all of its connections, so that no two have one number.
     """

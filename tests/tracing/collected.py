@@ -9,7 +9,9 @@ import pytest
 
 from aiops import tracing
 from aiops.tracing import delivery
-from aiops.tracing.spans import FETCH, Span
+from aiops.tracing.spans import FETCH, FETCH_ROWS, PUSH_ROWS, Span
+
+_REQUESTS = FETCH, FETCH_ROWS, PUSH_ROWS
 
 
 class Collected:
@@ -35,7 +37,7 @@ class Collected:
 
         Without a name they are those of pushes, and of averages.
         """
-        named = [s for s in self._spans if (s.name == name if name else s.name != FETCH)]
+        named = [s for s in self._spans if (s.name == name if name else s.name not in _REQUESTS)]
         found = (span for span in named if kind in ("", span.kind))
         return sorted(found, key=lambda span: span.begin)
 
