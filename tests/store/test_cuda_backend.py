@@ -22,6 +22,7 @@ from aiops.model.parts import Part
 from aiops.model.shared_memory import Memory, Segment, SharedMemory, attached, available
 from aiops.store import cuda_backend
 from aiops.store.cuda_backend import Buffers, CudaBackend, PageLocked
+from aiops.store.evaluation import Evaluation
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import Store, UpdateJob, UpdateRound
 from tests.devices import DEVICES, device_named, machine_with
@@ -541,3 +542,30 @@ class TestMemory:
         del part
         gc.collect()
         assert device.pinned == 0
+
+
+# ---------------------------------------------------------------- where a model is evaluated
+
+
+@needs_compiler
+@each_row("dtypes", [("float32",), ("bfloat16", "float16"), ("float64",)], ids=str)
+def test_a_model_is_evaluated_where_it_would_be_on_the_host(
+    device: Device, dtypes: tuple[str, ...]
+) -> None:
+    both = Both(device, "schedule-free", *dtypes)
+    for _ in range(3):
+        both.do(both.gradient())
+    left = np.linspace(0, 1, len(both.arrays))
+    found = []
+    for store in both.stores:
+        evaluation = Evaluation(store)
+        at_once = evaluation.now(left)
+        job = evaluation.begin(left)
+        job.run()
+        evaluation.publish(job)
+        lease = evaluation.lease()
+        np.testing.assert_array_equal(lease.version.arena.data, at_once.data)
+        found.append(at_once.data)
+        lease.release()
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (found[0] != both.stores[0].current.arena.data).any()
