@@ -24,7 +24,7 @@ async def main() -> None:
             with aiops.Worker(server.url, {"w": np.ones(4, np.float32)}) as worker:
                 for _ in range(5):
                     worker.step({"w": np.ones(4, np.float32)})
-                carried = worker._client._connection._compiled is not None
+                carried = worker._client._connection.short.compiled is not None
                 return worker.params["w"].tolist()
 
         assert np.allclose(await asyncio.to_thread(train), 0.5)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from aiops.algorithms import find
-from aiops.client.sync import connection
+from aiops.client.sync import connection, short_way
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -261,9 +261,9 @@ def patch_select(patch: pytest.MonkeyPatch) -> None:
     def read_poll(sock: Any) -> Any:
         return Poll(sock) if isinstance(sock, MemorySocket) else found(sock)
 
-    found = connection.read_poll
+    found = short_way.read_poll
     patch.setattr(connection, "select", Select())
-    patch.setattr(connection, "read_poll", read_poll)
+    patch.setattr(short_way, "read_poll", read_poll)
 
 
 PING = messages.Ping(0)

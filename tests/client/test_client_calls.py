@@ -63,12 +63,12 @@ def worker(server: Process, compiled: bool) -> Iterator[Worker]:
 
 def polls_not(client: Client) -> None:
     """Have no wait poll: whether one begins depends on how busy the machine is."""
-    client._connection._spin.resting = 1 << 30
+    client._connection.short.spin.resting = 1 << 30
 
 
 def general(worker: Worker) -> None:
     """Take a step in the general way."""
-    worker._client._connection.steady = None
+    worker._client._connection.short.steady = None
     worker.step(GRADIENT)
 
 
@@ -103,7 +103,7 @@ def test_an_exchange(server: Process, compiled: bool) -> None:
         assert found.c <= STEADY_EXCHANGE_C[compiled]
 
         def slowly() -> None:
-            client._connection.steady = None
+            client._connection.short.steady = None
             client.exchange(params, GRADIENT)
 
         found = median(slowly)

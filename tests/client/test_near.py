@@ -484,15 +484,15 @@ class TestHostile:
     def test_a_share_without_a_descriptor(self, server: ServerThread) -> None:
         with Client(server.url) as client:
             self.say(client, aiops.wire.messages.Share(0, 1, 4096))
-            assert client._connection.socket is not None
-            assert client._connection.socket.recv(1) == b""
+            assert client._connection.short.socket is not None
+            assert client._connection.short.socket.recv(1) == b""
         with Client(server.url) as client:
             client.stats()
 
     def say(self, client: Client, message: aiops.wire.messages.Message) -> None:
-        assert client._connection.socket is not None
+        assert client._connection.short.socket is not None
         for buffer in client._session.wire.send(message):
-            client._connection.socket.sendall(buffer)
+            client._connection.short.socket.sendall(buffer)
 
     @pytest.mark.parametrize("speech", ["silence", "nothing", "no descriptor", "a file"])
     def test_a_server_that_is_none(self, worker: Make, speech: str) -> None:

@@ -143,7 +143,7 @@ class TestBlocking:
         ):
             monkeypatch.setattr(connection, "unheard", lambda sock: 9.0)
             gone = worker._client._connection
-            eventually(lambda: gone.socket is None, "its thread ends the connection")
+            eventually(lambda: gone.short.socket is None, "its thread ends the connection")
             monkeypatch.setattr(connection, "unheard", lambda sock: 0.0)
             assert worker.step({"w": np.ones(1)}).used
             assert proxy.connections == 2

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from aiops.client import Client, Params
 from aiops.client.request_kinds import Receipt
+from aiops.client.sync.connection import BlockingConnection
 from aiops.errors import AiopsError, BadPush, ConnectionLost
 from aiops.model.layout import Array
 from aiops.wire import encoding
@@ -77,7 +78,8 @@ class Half:
 
     def count(self, connection: Any) -> None:
         """Count the steady exchanges of a connection, or have it make none."""
-        exchange = connection.exchange
+        way = connection.short if isinstance(connection, BlockingConnection) else connection
+        exchange = way.exchange
 
         def counted(params: Params, gradients: Mapping[str, Array]) -> Any:
             done = exchange(params, gradients) if self._steady else None
@@ -90,7 +92,7 @@ class Half:
         def note(done: asyncio.Future[Any]) -> None:
             self.short += not done.cancelled() and type(done.result()) is Receipt
 
-        connection.exchange = counted
+        way.exchange = counted
 
     def __enter__(self) -> Half:
         return self

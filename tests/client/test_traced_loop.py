@@ -14,7 +14,7 @@ import pytest
 import aiops
 from aiops import testing
 from aiops.client.asyncio.worker import _TaskTransfer
-from aiops.client.sync import connection
+from aiops.client.sync import short_way
 from aiops.client.traced_loop import StepTrace, TracedLoop
 from aiops.client.training_loop import TrainingLoop
 from aiops.errors import BadPush, UsageError
@@ -231,13 +231,13 @@ def test_where_nothing_is_taken_nothing_is_wrapped(
 
 
 def test_rows_go_the_short_way(collected: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
-    carried, carry = [], connection.carry_rows
+    carried, carry = [], short_way.carry_rows
 
     def carrying(*given: Any) -> bool:
         carried.append(given)
         return carry(*given)
 
-    monkeypatch.setattr(connection, "carry_rows", carrying)
+    monkeypatch.setattr(short_way, "carry_rows", carrying)
     with (
         ServerThread(policy="asgd", kernels="numpy") as server,
         aiops.Worker(server.url, MODEL, tables={"t": aiops.Table(100, 4)}) as worker,

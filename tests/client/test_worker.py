@@ -283,10 +283,10 @@ class TestClosing:
         worker._client.attend = attend  # type: ignore[method-assign]
         assert asked.wait(PATIENCE)
         worker.close()
-        assert worker._client._connection.socket is not None, "its thread is not at the end"
+        assert worker._client._connection.short.socket is not None, "its thread is not at the end"
         may_go_on.set()
         worker._thread.join(PATIENCE)
-        assert worker._client._connection.socket is None
+        assert worker._client._connection.short.socket is None
 
     def test_a_call_in_another_thread_does_not_connect_again(self, server: ServerThread) -> None:
         client = Client(server.url)
@@ -295,7 +295,7 @@ class TestClosing:
         connection = client._connection
         with pytest.raises(ConnectionLost, match="interrupted"):
             connection.carry(None, PATIENCE, PATIENCE)
-        assert connection.socket is None
+        assert connection.short.socket is None
 
 
 class TestServerGone:

@@ -250,7 +250,7 @@ class TestNobodyKnows:
             with ThreadPoolExecutor() as pool:
                 waiting = pool.submit(lambda: worker.step(ones(worker.params)))
                 eventually(lambda: waiting_at(server) == 1, "the first push")
-                sock = worker._client._connection.socket
+                sock = worker._client._connection.short.socket
                 assert sock is not None
                 worker._client._session.info.plan["patience"] = 0.0  # type: ignore[index]
                 worker._client.interrupt()

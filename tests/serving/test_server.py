@@ -439,7 +439,7 @@ class TestStats:
     ) -> None:
         monkeypatch.setenv("AIOPS_NO_SHM", "1")
         with Client(server.url) as client:
-            sock = client._connection.socket
+            sock = client._connection.short.socket
             assert sock is not None
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -215,8 +215,8 @@ class Client(Facade, Closing):
         As `push`. After `StaleGradient` the parameters are up to date, but not after `Restarted`.
         """
         into = params if into is None else into
-        if self._connection.steady is not None and into is params:
-            outcome = self._connection.exchange(params, gradients)
+        if self._connection.short.steady is not None and into is params:
+            outcome = self._connection.short.exchange(params, gradients)
             if isinstance(outcome, Request):
                 carried: Receipt = self._run(outcome)
                 return carried
@@ -252,7 +252,7 @@ class Client(Facade, Closing):
         NotReady
             When no worker has defined the model yet.
         """
-        if self._connection.takes_rows:
+        if self._connection.short.takes_rows:
             rows: Array = self._at_once(self._requests.rows_to_fetch(name, ids, out))
             return rows
         return self._do(self._calls.fetch_rows(name, ids, out))
@@ -299,7 +299,7 @@ class Client(Facade, Closing):
         BadPush
             When the server refuses a value, or a sum of one row's gradients; nothing was applied.
         """
-        if self._connection.takes_rows and lr_factor == 1:
+        if self._connection.short.takes_rows and lr_factor == 1:
             receipt: Receipt = self._at_once(self._requests.rows_to_push(name, ids, grads, version))
             return receipt
         return self._do(self._calls.push_rows(name, ids, grads, version, lr_factor))
@@ -331,7 +331,7 @@ class Client(Facade, Closing):
         ------
         As `push_rows` and `fetch_rows`.
         """
-        if self._connection.takes_rows:
+        if self._connection.short.takes_rows:
             request = self._requests.rows_to_push(name, ids, grads, version, next_ids, out)
             both: tuple[Receipt, Array] = self._at_once(request)
             return both

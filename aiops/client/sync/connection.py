@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from aiops.client.backoff import Attempts, Repetitions, overdue, reason
 from aiops.client.handover import Receiver, process, without
-from aiops.client.params import Params
 from aiops.client.pending import given_up
-from aiops.client.request_kinds import Receipt, Request, RowsRequest
+from aiops.client.request_kinds import Request, RowsRequest
 from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
-from aiops.client.steady import CompiledExchange, SteadyExchange
-from aiops.client.steady_rows import RowsExchange
-from aiops.client.sync.compiled_exchange import (
-    compiled_exchange,
-    pass_mailbox,
-    takes_mailboxes,
-)
 from aiops.client.sync.dialling import Dialler, shut_down
-from aiops.client.sync.rows_exchange import carry_rows
 from aiops.client.sync.shard_socket import GLANCE, RECEIVE, SEND, ShardSocket, send_some
 from aiops.client.sync.shard_socket import move as move_all
+from aiops.client.sync.short_way import Handed, ShortWay
 from aiops.common.urls import ServerAddress
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded, Unavailable, Untrusted
-from aiops.model.layout import Array
-from aiops.net.busy_poll import Spin
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.net.moved_servers import gone
 from aiops.net.path_watch import cut_off, unheard
-from aiops.net.timed_socket import SocketTimes, plain, timed
+from aiops.net.timed_socket import SocketTimes, timed
 from aiops.net.tls import TlsClient
-from aiops.net.tls_socket import StreamSocket, read_ahead, read_poll
+from aiops.net.tls_socket import StreamSocket, read_ahead
 from aiops.net.unix_socket import UnixSide
 from aiops.wire.connection import Buffer
 from aiops.wire.shared_payloads import SharedPayloads
@@ -47,23 +36,7 @@ _MOMENT = 0.001
 """Seconds between two requests within which what can wait (a pong, say) waits for the second."""
 
 _BEAT = 0.5  # seconds between looks, at the clock and at the network, in a call that waits
-_MAILBOXES = 4
-"""Mailboxes that a connection may make, one for each form of its exchanges."""
-
 _ASIDE = 1.0  # seconds that messages may take that no call waits for: a pong, a leave
-
-
-class _Handed(NamedTuple):
-    """A steady exchange that was handed over: its begin at the latest, and what became of it.
-
-    ``servers``: of each, the lead first, the unsent bytes and the bytes received. ``fault``: why
-    the connection is gone, if it is.
-    """
-
-    request: Request
-    began: float
-    servers: list[tuple[list[Buffer], list[memoryview]]]
-    fault: Exception | None
 
 
 class MoreRequests(Protocol):
@@ -95,6 +68,8 @@ class BlockingConnection:
     ----------
     times
         When something was sent and received last on a plain socket, once that is noted.
+    short
+        The short way of an exchange, which has the socket.
     both_ways
         Whether it sends and receives at once, as with several shards; for `MoreRequests`.
     """
@@ -110,122 +85,15 @@ class BlockingConnection:
         self._attempts = Attempts(servers, below, 0.0)
         self._repetitions = Repetitions(below)
         self._told: Unavailable | None = None  # why the server ended the connection meanwhile
-        self.socket: StreamSocket | None = None
         self._server = servers[0]  # that it leads to, and the address at which that was
         self._place = servers[0].host, servers[0].port
         self._near: UnixSide | None = None  # on a connection within this machine
+        self.short = ShortWay(session, self.hang_up)
         self._sockets: list[ShardSocket] = []  # to all shards, where there are several
-        self._spin = Spin()
-        self._beat = _BEAT  # seconds that one call of the socket may wait
-        self._poll: Any = None  # of the socket, where a system has that
         self._last = 0.0  # when the last request was answered
-        self.steady: SteadyExchange | None = None  # if the next push may be one
-        self._compiled: CompiledExchange | None = None  # that makes it, on the present socket,
-        self._compiled_from: SteadyExchange | None = None  # and of what that was made
-        self._mailboxes = 0  # that may still be made for the present connection
         self.both_ways = False
         self.times: SocketTimes | None = None  # of the socket, if they are noted
         self._more: MoreRequests | None = None  # of the present `carry`
-        self._handed: _Handed | None = None  # a steady exchange to be finished on the general path
-
-    def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt | Request | None:
-        """Push gradients computed at ``params``, and bring these up to date, by a steady exchange.
-
-        Returns
-        -------
-        The receipt. None: nothing has been done, since this is no such push. A request: the push is
-        under way, and is to be carried further by `carry`.
-        """
-        steady, sock = self.steady, self.socket
-        if steady is None or sock is None or self._session.info.examples:
-            return None
-        if self._compiled is not None:
-            return self._exchange_compiled(steady, self._compiled, params, gradients)
-        if steady.lends:
-            return None
-        buffers = steady.begin(params, gradients)
-        if buffers is None:
-            return None
-        self.steady, sent, received, fault = None, 0, 0, None
-        try:
-            sent = sock.sendmsg(buffers)
-            if sent == steady.push_size:
-                spin = self._spin
-                if spin.resting:  # `Spin.look` in line
-                    spin.resting -= 1
-                elif self._poll is not None:
-                    spin.look(self._poll.poll)
-                received = sock.recv_into(steady.room)
-                if received != steady.answer_size:
-                    received, fault = self._receive_rest(sock, steady, received)
-                receipt = steady.finish(received)
-                if receipt is not None:
-                    self.steady = steady
-                    return receipt
-        except BlockingIOError:
-            pass  # a beat has passed: the general path looks at the clock
-        except OSError as error:
-            fault = error
-        except BaseException:  # such as Ctrl-C: a message may be cut
-            self._break_off(steady, params, sent, received)
-            raise
-        return self._hand_over(steady, sent, received, fault)
-
-    def _exchange_compiled(
-        self,
-        steady: SteadyExchange,
-        compiled: CompiledExchange,
-        params: Params,
-        gradients: Mapping[str, Array],
-    ) -> Receipt | Request | None:
-        """Do by compiled code what `exchange` says."""
-        spin, look = self._spin, 0
-        if spin.resting:
-            spin.resting -= 1
-        else:
-            look = spin.budget
-        self.steady = None
-        try:
-            receipt: Receipt | None = compiled.carry(steady, params, gradients, look)
-            if receipt is NotImplemented:
-                receipt = steady.carry(compiled, params, gradients, look)
-        except BaseException:  # such as Ctrl-C: a message may be cut
-            self._break_off(steady, params, compiled.sent, compiled.received)
-            if compiled.received:  # it may have copied them, and not been able to say so
-                params.now_at(-1)
-            raise
-        if receipt is None and not steady.under_way:
-            self.steady = steady
-            return None
-        if compiled.missed:
-            spin.missed()
-        elif look and compiled.received:  # and not where the push itself was held up
-            spin.found()
-        if receipt is not None:
-            self.steady = steady
-            return receipt
-        fault: Exception | None = None
-        if compiled.fault < 0:
-            fault = ConnectionLost(f"{self._session.server} closed the connection")
-        elif compiled.fault:
-            fault = OSError(compiled.fault, os.strerror(compiled.fault))
-        return self._hand_over(steady, compiled.sent, compiled.received, fault)
-
-    def _hand_over(
-        self, steady: SteadyExchange, sent: int, received: int, fault: Exception | None
-    ) -> Request:
-        """Have the general path go on with a steady exchange; return its request."""
-        request, unsent, views = self._session.hand_over(steady, sent, received)
-        self._handed = _Handed(request, time.monotonic() - self._beat, [(unsent, views)], fault)
-        return request
-
-    def _break_off(self, steady: SteadyExchange, params: Params, sent: int, received: int) -> None:
-        """End a steady exchange, and the connection with it."""
-        if steady.under_way:
-            self._session.abandon(self._session.hand_over(steady, sent, received)[0])
-            if received and steady.direct:  # more may have been received than was counted
-                params.now_at(-1)
-        self.hang_up()
 
     def exchange_rows(self, request: RowsRequest) -> bool:
         """Carry a request about rows, which was not asked yet, in the short way.
@@ -233,66 +101,13 @@ class BlockingConnection:
         Returns whether it is done; if not, it has been asked, and is to be carried further by
         `carry`.
         """
-        session, exchange = self._session, None
-        fault: Exception | None = None
         several = [shard.socket for shard in self._sockets]
-        sockets: list[StreamSocket | None] = [*several] if several else [self.socket]
-        # A TLS socket has no call that receives into two places.
-        bare = [sock for sock in map(plain, sockets) if sock is not None]
-        alike = len(bare) == len(sockets) == 1 + len(session.shards.channels)
-        if alike and self._handed is None and not session.wire.checked:
-            exchange = RowsExchange.begun(session, request)
-        if exchange is None:
-            session.ask(request)
-            return False
-        began, self.steady = time.monotonic(), None
-        try:
-            if carry_rows(exchange, bare, self._glance):
-                self._settled()
-                return True
-        except (ConnectionLost, OSError) as error:
-            fault = error
-        except BaseException:  # such as Ctrl-C: a message may be cut
-            session.abandon(request)
-            self.hang_up()
-            raise
-        self._handed = _Handed(request, began, exchange.hand_over(), fault)
-        return False
+        done = self.short.exchange_rows(request, several or [self.short.socket])
+        if done:
+            self._settled()
+        return done
 
-    @property
-    def takes_rows(self) -> bool:
-        """True if a request about rows may go by `exchange_rows`: the model is known."""
-        return self.socket is not None and self._session.info.layout is not None
-
-    def _glance(self) -> None:
-        """Poll for an answer of the only server for a moment, if that pays."""
-        if self._poll is not None:
-            self._spin.look(self._poll.poll)
-
-    def _receive_rest(
-        self, sock: StreamSocket, steady: SteadyExchange, received: int
-    ) -> tuple[int, Exception | None]:
-        """Receive the rest of an answer; return how much has come, and what went wrong."""
-        if not received:
-            return 0, ConnectionLost(f"{self._session.server} closed the connection")
-        rest = steady.rest(received)
-        while rest:
-            wanted = rest[:RECEIVE]
-            try:
-                count = sock.recv_into(wanted, 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                return received, error
-            if not count:
-                return received, ConnectionLost(f"{self._session.server} closed the connection")
-            received += count
-            if count < len(wanted):
-                break  # it took a beat
-            rest = rest[count:]
-        return received, None
-
-    def _go_on(self, handed: _Handed, until: float) -> bool:
+    def _go_on(self, handed: Handed, until: float) -> bool:
         """Finish a steady exchange on the general path; return whether anything had come."""
         receivers: list[Receiver] = [self._session, *self._session.shards.channels]
         anything = False
@@ -308,34 +123,8 @@ class BlockingConnection:
 
     def _settled(self) -> None:
         """Have the next push be a steady exchange, if it may."""
-        session = self._session
-        if session.steady is not None and session.idle and not self._sockets:
-            self.steady = session.steady
-            if self.steady is not self._compiled_from:
-                self._compile()
-
-    def _compile(self) -> None:
-        """Have steady exchanges of this form made by compiled code, if that may be."""
-        self._compiled_from = steady = self.steady
-        self._compiled = None
-        if steady is not None and self.socket is not None:
-            self._compiled = compiled_exchange(steady.forms, self.socket)
-            if self._compiled is not None and self._near is not None:
-                self._make_mailbox(steady, self._compiled, self._near)
-
-    def _make_mailbox(
-        self, steady: SteadyExchange, compiled: CompiledExchange, side: UnixSide
-    ) -> None:
-        """Have exchanges go by a mailbox, once a server on this machine has opened it."""
-        nbytes = 0
-        if self._mailboxes:
-            self._mailboxes -= 1
-            nbytes = pass_mailbox(compiled, side, steady.forms.nbytes, steady.lends)
-        if nbytes:
-            self._session.announce_mailbox(nbytes)
+        if not self._sockets and self.short.settled():
             self._send_the_rest(time.monotonic() + _ASIDE)
-        elif steady.lends:
-            self._compiled = None
 
     def carry(
         self,
@@ -372,8 +161,8 @@ class BlockingConnection:
         AiopsError
             The refusal of the request, or the end of the session.
         """
-        session, now, self.steady = self._session, time.monotonic(), None
-        handed, self._more = self._handed, more
+        session, now, self.short.steady = self._session, time.monotonic(), None
+        handed, self._more = self.short.handed, more
         until = timeout + (handed.began if handed and handed.request is request else now)
         hurried = now - self._last < _MOMENT  # the next is then soon, too, and takes releases along
         attempts, trying = self._attempts, now + min(timeout, attempting)
@@ -419,9 +208,9 @@ class BlockingConnection:
             self._send_the_rest(until)
         self._last, attempts.said = time.monotonic(), None
         if session.steady is not None and session.idle and not self._sockets:  # `_settled`, in line
-            self.steady = session.steady
-            if self.steady is not self._compiled_from:
-                self._compile()
+            self.short.steady = session.steady
+            if session.steady is not self.short.compiled_from:
+                self._settled()
         if request is None:
             return None
         if request.error is not None:
@@ -446,8 +235,8 @@ class BlockingConnection:
             self._session.pending.reject_refused(final)
             return
         self._attempts.said = refusal
-        if self.socket is not None:  # a server that shuts down may have closed the connection
-            self._take_in(self.socket)
+        if self.short.socket is not None:  # a server that shuts down may have closed the connection
+            self._take_in(self.short.socket)
         self._session.ask_refused()
 
     def _move(self, until: float, beat: float) -> None:
@@ -462,9 +251,9 @@ class BlockingConnection:
         ConnectionLost, Unavailable, OSError
             When the connection is gone or cannot be made; `hang_up` is then due.
         """
-        handed, self._handed = self._handed, None
+        handed, self.short.handed = self.short.handed, None
         try:
-            if self.socket is None:
+            if self.short.socket is None:
                 self._connect(until, min(_BEAT, beat))  # a server may refuse before the hello
             if not self._session.ready:
                 until = min(until, time.monotonic() + self._attempts.patience)
@@ -493,7 +282,7 @@ class BlockingConnection:
         ConnectionLost
             When there is none.
         """
-        sock, session = self.socket, self._session
+        sock, session = self.short.socket, self._session
         if self._session.shards.channels:
             return  # of several servers each has its own receiver
         try:
@@ -514,7 +303,7 @@ class BlockingConnection:
                 self.hang_up()
             return
         out = self._session.outgoing()
-        if out and self.socket is not None:
+        if out and self.short.socket is not None:
             try:
                 self._send(out, until)
             except (AiopsError, OSError):
@@ -522,7 +311,7 @@ class BlockingConnection:
 
     def _move_all(self, until: float) -> None:
         """Send and receive on the connections to all shards of the model at once."""
-        lead = self.socket
+        lead = self.short.socket
         if lead is None:
             raise self._unconnected()
         if not self._sockets:
@@ -551,8 +340,8 @@ class BlockingConnection:
         ConnectionLost
             When the connection is gone.
         """
-        sock = self.socket
-        if sock is None or self._handed is not None:
+        sock = self.short.socket
+        if sock is None or self.short.handed is not None:
             return
         try:
             self._take_in(sock)
@@ -570,18 +359,17 @@ class BlockingConnection:
         while self._sockets and move_all(self._sockets, 0):
             pass
         while not self._sockets and (read_ahead(sock) or self._has_come(sock, 0.0)):
-            self.steady = None
+            self.short.steady = None
             self._receive(time.monotonic() + _ASIDE)
 
     # ------------------------------------------------------------ ending
 
     def hang_up(self) -> None:
         """End the connection at once; the next `carry` makes another."""
-        self.steady = self._handed = None
-        self._end_compiled()
-        if self.socket is not None:
-            self.socket.close()
-            self.socket = None
+        sock = self.short.socket
+        self.short.left()
+        if sock is not None:
+            sock.close()
         if self._near is not None:
             self._near.close()
             self._near = None
@@ -603,8 +391,8 @@ class BlockingConnection:
     def close(self) -> None:
         """Leave the server, and end the connection; none is made afterwards."""
         self.dialler.interrupt()  # another thread may be in a call, and would connect again
-        sock, self.socket, self.steady = self.socket, None, None
-        self._end_compiled()
+        sock = self.short.socket
+        self.short.left()
         if sock is None:
             return
         try:
@@ -621,32 +409,23 @@ class BlockingConnection:
     def interrupt(self) -> None:
         """End the call that another thread waits in; no connection is made afterwards."""
         self.dialler.interrupt()
-        shut_down(self.socket)
+        shut_down(self.short.socket)
 
     def forked(self) -> None:
         """Close this process's descriptors in a fork, also in the midst of a call."""
-        self.steady = None
-        self._end_compiled()
+        self.short.steady = None
+        self.short.end()
         self.dialler.forked()
-        for sock in (self.socket, *(shard.socket for shard in self._sockets)):
+        for sock in (self.short.socket, *(shard.socket for shard in self._sockets)):
             if sock is not None:
                 sock.close()  # this process's descriptor: the connection stays as it is
 
     def note_times(self, now: Callable[[], int]) -> None:
         """Note from here on when something is sent and received, by this clock."""
-        self._end_compiled()  # which notes none
+        self.short.end()  # which notes none
         self.times = times = SocketTimes(now)
-        if self.socket is not None:
-            self.socket = timed(self.socket, times)
-
-    def _end_compiled(self) -> None:
-        """Have compiled code leave the socket alone, also where another thread is in it.
-
-        Its number may soon be another file's.
-        """
-        compiled, self._compiled, self._compiled_from = self._compiled, None, None
-        if compiled is not None:
-            compiled.fd = -1
+        if self.short.socket is not None:
+            self.short.socket = timed(self.short.socket, times)
 
     def _unconnected(self) -> ConnectionLost:
         return ConnectionLost(f"{self._session.server}: there is no connection")
@@ -658,16 +437,13 @@ class BlockingConnection:
         self._server, self._place = server, self.dialler.present_address(server)
         self._session.towards(server, self._place)
         sock, self._near = self.dialler.connect_to_server(server, until, patience)
-        self.socket = sock if self.times is None else timed(sock, self.times)
-        self._mailboxes = _MAILBOXES if takes_mailboxes() else 0
-        self._session.mailboxes = self._mailboxes > 0
+        sock = sock if self.times is None else timed(sock, self.times)
+        self.short.connected(sock, self._near, beat)
         self.dialler.check()  # an interruption that received too early to find this socket
         sock.settimeout(None)
-        self._beat = beat
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, option, seconds)
-        self._poll = read_poll(sock)
         try:
             self._send(self._session.connected(_shared_by(self._near)), until)
         except OSError:
@@ -678,7 +454,7 @@ class BlockingConnection:
     # that a transfer of any size is one system call, and a deadline is still seen to.
 
     def _send(self, buffers: list[Buffer], until: float) -> None:
-        sock = self.socket
+        sock = self.short.socket
         if sock is None:
             raise self._unconnected()
         total, sent = sum(map(len, buffers)), 0
@@ -697,7 +473,7 @@ class BlockingConnection:
                 self._look(sock, until)
 
     def _receive(self, until: float) -> None:
-        sock, wire = self.socket, self._session.wire
+        sock, wire = self.short.socket, self._session.wire
         if sock is None:
             raise self._unconnected()
         # Of a payload all is waited for that is taken; of anything else what is there is taken.
@@ -705,9 +481,9 @@ class BlockingConnection:
         buffer = wire.next_buffer()[:RECEIVE]
         if not self._session.ready:
             self._wait_for_welcome(sock, until)
-        elif not flags and self._poll is not None:
+        elif not flags and self.short.poll is not None:
             # Glances that are in vain are many, and raise nothing: an error takes longer to make.
-            self._spin.look(self._poll.poll)
+            self.short.spin.look(self.short.poll.poll)
         while True:
             try:
                 count = sock.recv_into(buffer, 0, flags)
@@ -723,8 +499,8 @@ class BlockingConnection:
 
     def _has_come(self, sock: StreamSocket, seconds: float) -> bool:
         """Wait until there is something to receive, or so long; return whether there is."""
-        if self._poll is not None:
-            return bool(self._poll.poll(1e3 * seconds))
+        if self.short.poll is not None:
+            return bool(self.short.poll.poll(1e3 * seconds))
         return bool(select.select([sock], [], [], seconds)[0])  # descriptors up to 1023
 
     def _look(self, sock: StreamSocket, until: float) -> None:

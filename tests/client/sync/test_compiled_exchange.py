@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from aiops.client import Params
 from aiops.client.sync import compiled_exchange as module
 from aiops.client.sync.compiled_exchange import compiled_exchange
-from aiops.client.sync.connection import read_poll
+from aiops.client.sync.short_way import read_poll
 from aiops.common.variables import KNOWN
 from aiops.compiled import COMPILED, exchange_type
 from aiops.errors import AiopsError, ConnectionLost
@@ -76,11 +76,12 @@ class Scripted:
             self.peer, _address = listener.accept()
         self.wait(_BEAT)
         self.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection.socket, self.connection._poll = self.socket, read_poll(self.socket)
-        assert self.connection._compiled is None, "a socket of memory is none"
+        self.short = self.connection.short
+        self.short.socket, self.short.poll = self.socket, read_poll(self.socket)
+        assert self.connection.short.compiled is None, "a socket of memory is none"
         if compiled:
-            self.connection._compile()
-            assert self.connection._compiled is not None
+            self.short._compile(self.short.steady)
+            assert self.connection.short.compiled is not None
         self.told = 0
 
     def __enter__(self) -> Scripted:
@@ -115,8 +116,8 @@ class Scripted:
 
     def exchange(self) -> Any:
         """Exchange in the short way; return what came of it, and what is left to do."""
-        done = self.connection.exchange(self.half.params, self.half.gradient)
-        handed = self.connection._handed
+        done = self.connection.short.exchange(self.half.params, self.half.gradient)
+        handed = self.connection.short.handed
         if handed is None:
             return repr(done)
         [(unsent, views)] = handed.servers
@@ -126,7 +127,7 @@ class Scripted:
 
     def carry(self, rest: bytes) -> Any:
         """Have the general path finish what is left, after the server has said this."""
-        handed, self.client.timeout = self.connection._handed, 5.0
+        handed, self.client.timeout = self.connection.short.handed, 5.0
         if handed is None:
             return None
         with contextlib.suppress(OSError):
@@ -155,7 +156,7 @@ def learnt(model: str, policy: str) -> tuple[bytes, bytes, tuple[Slot, ...]]:
         exchange()
         up, down = len(half.socket.up), len(half.socket.said)
         exchange()
-        slots = half.client._connection.steady.forms.ack.slots
+        slots = half.client._connection.short.steady.forms.ack.slots
         return half.socket.up[up:], half.socket.said[down:], slots
 
 
@@ -222,7 +223,7 @@ def outcome(
     push, answer, slots = learnt(model, policy)
     said = change.of(answer, slots)
     with Scripted(compiled, model, policy) as one:
-        one.connection._spin.resting = 0 if looks else 1 << 30
+        one.connection.short.spin.resting = 0 if looks else 1 << 30
         at = min(cut, len(said))
         one.tell(said[:at])
         if end:
@@ -328,7 +329,7 @@ def test_the_same_gradients_fit(name: str) -> None:
             one.half.gradient = GIVEN[name](one.half)
             done = one.exchange()
             found.append((done, one.sent(), one.half.state()))
-            assert one.connection.steady is not None, "the next may be one"
+            assert one.connection.short.steady is not None, "the next may be one"
     assert found[0] == found[1]
     assert (found[0][0] != "None") == (found[0][1] != b"")
 
@@ -426,7 +427,7 @@ def test_ctrl_c_ends_a_wait_without_end(compiled: bool, model: str, at: int) -> 
         seq = one.client._session.pending.seq
         with signalling(one, interrupt), pytest.raises(KeyboardInterrupt):
             one.exchange()
-        assert one.connection.socket is None
+        assert one.connection.short.socket is None
         assert one.client._session.pending.seq == seq + 1, "it may be part of the model"
         assert one.client._session.pending.by_id == {}
 
@@ -451,7 +452,7 @@ def test_ctrl_c_just_after_an_answer_leaves_no_version_that_the_parameters_are_n
 ) -> None:
     """They are copied before the interpreter looks for signals again."""
     with Scripted(True, "small", "asgd") as one:
-        compiled: Any = one.connection._compiled
+        compiled: Any = one.connection.short.compiled
 
         class Interrupted:
             def run(self, *given: Any) -> Any:
@@ -467,7 +468,7 @@ def test_ctrl_c_just_after_an_answer_leaves_no_version_that_the_parameters_are_n
             def __getattr__(self, name: str) -> Any:
                 return getattr(compiled, name)
 
-        one.connection._compiled = Interrupted()  # type: ignore[assignment]
+        one.connection.short.compiled = Interrupted()  # type: ignore[assignment]
         one.tell(learnt("small", "asgd")[1])
         before = one.half.params.arena.data.copy()
         with pytest.raises(KeyboardInterrupt):
@@ -505,7 +506,7 @@ def test_an_array_that_a_finalizer_takes_away_is_held() -> None:
 
     refused: list[str] = []
     with Scripted(True, "small", "asgd") as one:
-        steady = one.connection.steady
+        steady = one.connection.short.steady
         assert steady is not None
         tensors = tuple((name, dtype, Shape(shape)) for name, dtype, shape in steady.forms.tensors)
         compiled: Any = compiled_exchange(steady.forms._replace(tensors=tensors), one.socket)
@@ -517,7 +518,7 @@ def test_an_array_that_a_finalizer_takes_away_is_held() -> None:
 
 def test_a_handler_cannot_begin_another() -> None:
     with Scripted(True, "small", "asgd") as one:
-        compiled = one.connection._compiled
+        compiled = one.connection.short.compiled
         one.wait(_FOREVER)
         given = one.half.gradient, one.half.params.arena.data, 9, 9, 9, 9, 0
         with (
@@ -530,10 +531,10 @@ def test_a_handler_cannot_begin_another() -> None:
 def test_a_socket_that_is_closed_is_left_alone() -> None:
     """Its descriptor may be another file's by now."""
     with Scripted(True, "small", "asgd") as one:
-        compiled = one.connection._compiled
+        compiled = one.connection.short.compiled
         one.connection.hang_up()
         assert compiled.fd == -1
-        assert one.connection._compiled is None
+        assert one.connection.short.compiled is None
         given = one.half.gradient, one.half.params.arena.data, 9, 9, 9, 9, 0
         assert compiled.run(*given) is None
         assert (compiled.fault, compiled.sent, compiled.received) == (errno.EBADF, 0, 0)
@@ -543,36 +544,36 @@ def test_a_large_model_is_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
     with Scripted(False, "large", "asgd") as one:
         for largest in (SIZES["large"], SIZES["large"] - 1):
             monkeypatch.setattr(module, "LARGEST", largest)
-            made = compiled_exchange(one.connection.steady.forms, one.socket)
+            made = compiled_exchange(one.connection.short.steady.forms, one.socket)
             assert (made is not None) == (largest == SIZES["large"])
 
 
 def test_times_are_noted_by_python() -> None:
     with Scripted(True, "small", "asgd") as one:
-        compiled = one.connection._compiled
+        compiled = one.connection.short.compiled
         one.connection.note_times(time.monotonic_ns)
-        assert (compiled.fd, one.connection._compiled) == (-1, None)
-        one.connection._compile()
-        assert one.connection._compiled is None
+        assert (compiled.fd, one.connection.short.compiled) == (-1, None)
+        one.short._compile(one.short.steady)
+        assert one.connection.short.compiled is None
         one.tell(learnt("small", "asgd")[1])
         assert one.exchange().startswith("Receipt(version=3")
 
 
 def test_looking_is_decided_by_busy_poll() -> None:
     with Scripted(True, "small", "asgd") as one:
-        spin = one.connection._spin
+        spin = one.connection.short.spin
         one.exchange()
         assert spin.resting == 1, "it looked in vain"
     with Scripted(True, "small", "asgd") as one:
         one.tell(learnt("small", "asgd")[1])
-        one.connection._spin._rest = 8
+        one.connection.short.spin._rest = 8
         one.exchange()
-        assert (one.connection._spin.resting, one.connection._spin._rest) == (0, 1)
+        assert (one.connection.short.spin.resting, one.connection.short.spin._rest) == (0, 1)
     with Scripted(True, "small", "asgd") as one:
-        one.connection._spin.resting = 5
+        one.connection.short.spin.resting = 5
         one.exchange()
-        assert one.connection._spin.resting == 4
-        assert one.connection._spin._rest == 1
+        assert one.connection.short.spin.resting == 4
+        assert one.connection.short.spin._rest == 1
 
 
 # ---------------------------------------------------------------- what an Exchange is made of
@@ -662,13 +663,13 @@ def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMPILED, "0")
     assert exchange_type() is None
     with Scripted(False, "small", "asgd") as one:
-        one.connection._compile()
-        assert one.connection._compiled is None
+        one.short._compile(one.short.steady)
+        assert one.connection.short.compiled is None
 
 
 def test_a_mean_of_another_form_is_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
     with Scripted(False, "small", "asgd") as one:
-        steady = one.connection.steady
+        steady = one.connection.short.steady
         for code in ("q", "8s"):
             slots = (*steady.forms.ack.slots[:5], steady.forms.ack.slots[5]._replace(code=code))
             monkeypatch.setattr(steady._ack, "slots", slots)
@@ -720,7 +721,7 @@ UNUSUAL: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 def test_an_exchange_that_is_unlike_the_last_is_pythons(name: str) -> None:
     """Compiled code has done nothing then."""
     with Scripted(True, "small", "asgd") as one:
-        steady, compiled = one.connection.steady, one.connection._compiled
+        steady, compiled = one.connection.short.steady, one.connection.short.compiled
         assert steady is not None
         assert compiled is not None
         params, gradients = UNUSUAL[name](one.half, steady)
@@ -733,16 +734,16 @@ def test_an_exchange_that_is_unlike_the_last_is_pythons(name: str) -> None:
 def test_an_exchange_that_is_pythons(model: str, policy: str) -> None:
     """Of payloads that are received in the parameters, and of statistics."""
     with Scripted(True, model, policy) as one:
-        assert one.connection._compiled is not None
-        given = one.connection.steady, one.half.params, one.half.gradient, 0
-        assert one.connection._compiled.carry(*given) is NotImplemented  # type: ignore[arg-type]
+        assert one.connection.short.compiled is not None
+        given = one.connection.short.steady, one.half.params, one.half.gradient, 0
+        assert one.connection.short.compiled.carry(*given) is NotImplemented  # type: ignore[arg-type]
         assert one.sent() == b""
 
 
 def test_an_exchange_like_the_last_is_not_pythons() -> None:
     """It is over when it has an answer; until then it has its own gradients."""
     with Scripted(True, "small", "asgd") as one:
-        steady, compiled = one.connection.steady, one.connection._compiled
+        steady, compiled = one.connection.short.steady, one.connection.short.compiled
         assert steady is not None
         assert compiled is not None
         one.tell(learnt("small", "asgd")[1])

@@ -239,7 +239,7 @@ def test_a_killed_server_is_noticed() -> None:
         params = client.define(MODEL)
         for _ in range(9):
             client.exchange(params, ONES)
-        assert client._connection._compiled is not None
+        assert client._connection.short.compiled is not None
         server.popen.send_signal(signal.SIGKILL)
         server.popen.wait()
         begun = time.monotonic()
@@ -386,9 +386,9 @@ class Played:
         self.model, self.policy = model, policy
         self.scripted = Scripted(True, model, policy)
         self.connection = self.scripted.connection
-        compiled: Any = self.connection._compiled
+        compiled: Any = self.connection.short.compiled
         self.compiled = compiled
-        self.nbytes: int = self.connection.steady.forms.nbytes  # type: ignore[union-attr]
+        self.nbytes: int = self.connection.short.steady.forms.nbytes  # type: ignore[union-attr]
         ours, theirs = socket.socketpair()
         side = UnixSide(ours)
         assert pass_mailbox(compiled, side, self.nbytes, alone) == size_of(self.nbytes)
@@ -682,7 +682,7 @@ def test_one_whose_socket_is_closed_posts_nothing() -> None:
 
 def test_one_whose_socket_is_closed_ends() -> None:
     with Played() as played:
-        thread = played.when_posted(played.connection._end_compiled)
+        thread = played.when_posted(played.connection.short.end)
         assert played.scripted.exchange()[1] == (learnt("small", "asgd")[0], b"")
         thread.join()
 

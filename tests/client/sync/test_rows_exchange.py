@@ -11,7 +11,7 @@ import pytest
 
 import aiops
 from aiops.client.steady_rows import RowsExchange
-from aiops.client.sync import connection, rows_exchange
+from aiops.client.sync import rows_exchange, short_way
 from aiops.errors import BadPush
 from aiops.model.tables import Table
 from tests.support import PATIENCE, ServerThread
@@ -126,7 +126,7 @@ def test_it_is_handed_over_wherever_it_is(
                 share.took(sock.recvmsg_into(room)[0], exchange.id)
         return False
 
-    monkeypatch.setattr(connection, "carry_rows", some)
+    monkeypatch.setattr(short_way, "carry_rows", some)
     with client(server) as one:
         versions = [line["version"] for line in one.stats()["tables"]]
         for found, meant in course(one):
@@ -149,7 +149,7 @@ def test_a_server_that_is_late_is_waited_for_by_the_general_path(
     server: ServerThread, ways: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_exchange, "_wait", lambda sock, event: False)
-    monkeypatch.setattr(connection.BlockingConnection, "_glance", lambda self: None)
+    monkeypatch.setattr(short_way.ShortWay, "_glance", lambda self: None)
     with client(server) as one:
         for found, meant in course(one):
             assert found == meant
@@ -172,7 +172,7 @@ def test_connections_that_are_lost_meanwhile(
             share.sent = share.size
         raise ConnectionResetError("cut by the test")
 
-    monkeypatch.setattr(connection, "carry_rows", lost)
+    monkeypatch.setattr(short_way, "carry_rows", lost)
     with client(server) as one:
         versions = one.stats()["tables"][0]["version"]
         for found, meant in course(one):
