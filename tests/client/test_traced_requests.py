@@ -305,7 +305,7 @@ def test_without_traces_rows_take_no_call_more() -> None:
     ):
         client.define({}, TABLES)
         client.fetch_rows("users", IDS)
-        client._connection._spin.resting = 1 << 30  # else a wait may poll
+        client._connection.short.spin.resting = 1 << 30  # else a wait may poll
         found = median(client.fetch_rows, "users", IDS)
         assert type(client._session) is Session
     assert found.python <= ROW_CALLS, found.by.most_common()
@@ -375,7 +375,7 @@ def test_without_traces_a_fetch_takes_no_call_more(monkeypatch: pytest.MonkeyPat
     ):
         assert type(client.ledger) is Ledger
         params = client.define(MODEL)
-        client._connection._spin.resting = 1 << 30  # else a wait may poll
+        client._connection.short.spin.resting = 1 << 30  # else a wait may poll
         found = median(client.fetch, params)
     assert found.python <= FETCH_CALLS, found.by.most_common()
 
