@@ -18,7 +18,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (41, 6930),
-    "client": (80, 18020),
+    "client": (81, 18200),
     "codecs": (11, 2236),
     "compiled": (2, 58),
     "common": (17, 1300),

@@ -289,7 +289,7 @@ def test_rows_handed_over_by_the_short_way_have_one_span(
         handed_over.append(time.time_ns())
         return False
 
-    monkeypatch.setattr("aiops.client.sync.connection.carry_rows", carry)
+    monkeypatch.setattr("aiops.client.sync.short_way.carry_rows", carry)
     with serving() as server, aiops.Worker(server.url, {}, tables=TABLES) as worker:
         worker.fetch_rows("users", IDS)
         worker.push_rows("users", IDS, ONES)

@@ -101,9 +101,8 @@ class BlockingConnection:
         Returns whether it is done; if not, it has been asked, and is to be carried further by
         `carry`.
         """
-        several = [shard.socket for shard in self._sockets]
-        done = self.short.exchange_rows(request, several or [self.short.socket])
-        if done:
+        done = self.short.exchange_rows(request, [shard.socket for shard in self._sockets])
+        if done and self._session.steady is not None:
             self._settled()
         return done
 
@@ -425,7 +424,7 @@ class BlockingConnection:
         self.short.end()  # which notes none
         self.times = times = SocketTimes(now)
         if self.short.socket is not None:
-            self.short.socket = timed(self.short.socket, times)
+            self.short.take(timed(self.short.socket, times))
 
     def _unconnected(self) -> ConnectionLost:
         return ConnectionLost(f"{self._session.server}: there is no connection")

@@ -74,6 +74,7 @@ class ShortWay:
         self.compiled: CompiledExchange | None = None
         self.handed: Handed | None = None
         self.socket: StreamSocket | None = None
+        self._bare: socket.socket | None = None  # if it has calls that receive into two places
         self.poll: Any = None
         self.spin = Spin()
         self.compiled_from: SteadyExchange | None = None
@@ -86,9 +87,14 @@ class ShortWay:
 
         ``near``: of a connection within this machine. ``beat``: the seconds that one call waits.
         """
-        self.socket, self._near, self._beat, self.poll = sock, near, beat, read_poll(sock)
+        self.take(sock)
+        self._near, self._beat, self.poll = near, beat, read_poll(sock)
         self._mailboxes = _MAILBOXES if takes_mailboxes() else 0
         self._session.mailboxes = self._mailboxes > 0
+
+    def take(self, sock: StreamSocket) -> None:
+        """Exchange on this socket from here on: the one before, or what has become of it."""
+        self.socket, self._bare = sock, plain(sock)
 
     def end(self) -> None:
         """Have compiled code leave the socket alone, also where another thread is in it.
@@ -103,7 +109,7 @@ class ShortWay:
         """Let go of the socket, which is closed."""
         self.end()
         self.steady = self.handed = None
-        self.socket = self._near = self.poll = None
+        self.socket = self._bare = self._near = self.poll = None
 
     # ------------------------------------------------------------ exchanges
 
@@ -206,8 +212,10 @@ class ShortWay:
                 params.now_at(-1)
         self._hang_up()
 
-    def exchange_rows(self, request: RowsRequest, sockets: Sequence[StreamSocket | None]) -> bool:
-        """Carry a request about rows, which was not asked yet, on the sockets to all servers.
+    def exchange_rows(self, request: RowsRequest, several: Sequence[StreamSocket]) -> bool:
+        """Carry a request about rows, which was not asked yet.
+
+        ``several``: the sockets to all servers, if there are several.
 
         Returns whether it is done; if not, it has been asked, and is to be carried further by
         `BlockingConnection.carry`.
@@ -215,8 +223,9 @@ class ShortWay:
         session, exchange = self._session, None
         fault: Exception | None = None
         # A TLS socket has no call that receives into two places.
-        bare = [sock for sock in map(plain, sockets) if sock is not None]
-        alike = len(bare) == len(sockets) == 1 + len(session.shards.channels)
+        found = map(plain, several) if several else (self._bare,)
+        bare = [sock for sock in found if sock is not None]
+        alike = len(bare) == (len(several) or 1) == 1 + len(session.shards.channels)
         if alike and self.handed is None and not session.wire.checked:
             exchange = RowsExchange.begun(session, request)
         if exchange is None:
