@@ -117,6 +117,7 @@ ENTRIES: Mapping[str, Entry] = {
         "--width 16 --blocks 1 --batch 2 --seconds 0.3 --rounds 1 --warm 0.2",
         *(450, 8),
     ),
+    "tracked_steps": Entry("tracked_steps", "--rounds 2 --block 0.1 --every 0.05", 360, 8),
     "sharing": Entry("sharing --rounds 5", "--sizes 1MiB --rounds 2", 90, 8),
     "policies": Entry(
         "policies --rounds 3 --seconds 0.3",

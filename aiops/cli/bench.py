@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, str] = {
     "directions": "Measure directions of matrices by NumPy, by PyTorch and on a GPU.",
     "torch_steps": "Measure a step of PyTorch's by its own AdamW and through a server.",
     "trackers": "Measure steps with trackers, callbacks and traces, beside steps without.",
+    "tracked_steps": "Measure a step of 5 ms at a server that tracks, beside one that does not.",
     "ddp": "Train a small GPT with nothing set, and by PyTorch's DDP with tuned AdamW.",
     "sharing": "Measure large updates and codecs shared by several threads, beside one.",
 }
