@@ -104,7 +104,7 @@ class Params(Mapping[str, Array]):
     __slots__ = ("__dict__", "__weakref__", "age", "arena", "connection", "layout", "level")
 
     def __init__(self, layout: Layout, arena: Arena | None = None) -> None:
-        self.layout = layout
+        self.layout: Layout = layout
         self.arena: Arena = arena or Arena(layout)
         self._version = -1  # of a model without tensors
         self.level: int | None = -1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from docs._tools.api.surface import CORE
-from docs._tools.api.types import unknown
+from docs._tools.api.types import report, unknown
 from tests.rows import each_row
 
 
@@ -55,3 +57,10 @@ def test_of_a_symbol(found: dict[str, Any], faults: list[str]) -> None:
     count, lines = unknown({"symbols": [found]}, CORE)
     assert lines == faults
     assert count == (not found["name"].endswith(("more", "ask")))
+
+
+@pytest.mark.slow
+def test_public_names_have_known_types() -> None:
+    """Where the checker has been installed, as ``make types-public`` does."""
+    pytest.importorskip("basedpyright")
+    assert unknown(report())[1] == []
