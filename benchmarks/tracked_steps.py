@@ -43,11 +43,12 @@ from aiops.lab.processes import ChildProcess, command
 from aiops.lab.run_record import machine, record
 from aiops.lab.training_run import START_DEADLINE
 from benchmarks import plots, report
-from benchmarks.compare import Cell
 from benchmarks.serving import serving
 from benchmarks.sizes import KIB, format_size, size_flag
+from benchmarks.trackers import NONE
+from benchmarks.trackers import cells as cells  # what can be compared with another run's
 
-NONE, AGAIN, TENSORBOARD, CALLBACK = "none", "none, again", "tensorboard", "on_metrics"
+AGAIN, TENSORBOARD, CALLBACK = "none, again", "tensorboard", "on_metrics"
 WAYS = (NONE, AGAIN, TENSORBOARD, CALLBACK)
 _DEFAULT = 5.0  # seconds between two sendings, unless --track-every says otherwise
 _POLICY = "schedule-free"
@@ -219,15 +220,6 @@ def table(result: Mapping[str, Any]) -> Table:
     )
     columns = ("by", "ms", "x none", "95 %", "at 5 s", "95 %")
     return report.table(title, columns, rows)
-
-
-def cells(result: Mapping[str, Any]) -> Sequence[Cell]:
-    """Return what can be compared with another run's: steps beside those without trackers."""
-    return [
-        Cell.of(cell["cell"], "cost", cell["x_none"], beside=NONE, less=True)
-        for cell in result["cells"]
-        if cell["cell"] != NONE
-    ]
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
