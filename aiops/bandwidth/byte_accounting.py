@@ -78,7 +78,17 @@ class Ledger:
     not_wanted: Tally
 
     __slots__ = (
-        *("_batches", "_exchanges", "_fetched", "_fetches", "_last", "_open", "_own", "_pushed"),
+        *(
+            "_alike",
+            "_batches",
+            "_exchanges",
+            "_fetched",
+            "_fetches",
+            "_last",
+            "_open",
+            "_own",
+            "_pushed",
+        ),
         *("_settled", "layout", "not_modified", "not_wanted", "reapplied", "rows_fetched"),
         *("rows_pushed", "skipped", "times", "traffic"),
     )
@@ -88,7 +98,8 @@ class Ledger:
         self._own = own
         self.traffic = Traffic()
         self._pushed, self._fetched = Flow(), Flow()
-        self._exchanges = 0  # that the two do not contain yet
+        self._exchanges = 0  # that the two do not contain yet, of pushes in these parts:
+        self._alike: Parts = ()
         self.reapplied, self.skipped = Tally(), Tally()
         self.not_modified, self.not_wanted = Tally(), Tally()
         self.rows_pushed: Counter[int] = Counter()  # bytes by table
@@ -158,7 +169,7 @@ class Ledger:
             self._answer(message.parts, request.wants)
 
     def exchanged(self, seq: int, fetched: bool, parts: Parts, count: int = 1) -> None:
-        """Note pushes of a whole model, raw, and answers that brought one, as the two above do.
+        """Note pushes of a whole model, and answers that brought one, raw, as the two above do.
 
         Parameters
         ----------
@@ -167,10 +178,13 @@ class Ledger:
         fetched
             Whether the client held a version before each.
         parts
-            A push's.
+            Those of each push, always the same object.
         count
             The number of pushes. Default: 1.
         """
+        if parts is not self._alike:
+            self.count_exchanges()
+            self._alike = parts
         self._settled, self._last = seq, parts
         self._exchanges += count
         if not fetched:
@@ -185,23 +199,23 @@ class Ledger:
     @property
     def pushed(self) -> Flow:
         """The gradients that were sent."""
-        self._count_exchanges()
+        self.count_exchanges()
         return self._pushed
 
     @property
     def fetched(self) -> Flow:
         """The parameters that were sent."""
-        self._count_exchanges()
+        self.count_exchanges()
         return self._fetched
 
-    def _count_exchanges(self) -> None:
+    def count_exchanges(self) -> None:
         """Enter the exchanges of `exchanged`, which are one number until they are asked for."""
         count, self._exchanges = self._exchanges, 0
         if not count:
             return
-        for flow in (self._pushed, self._fetched):
-            flow.messages += count
-            flow.sent.whole += count
+        self._fetched.messages += count
+        self._fetched.sent.whole += count
+        self._note(self._pushed, self._alike, count)
 
     def disconnected(self) -> None:
         """Forget open requests: they will be sent again, or not at all."""
@@ -257,20 +271,20 @@ class Ledger:
 
     # ------------------------------------------------------------ by tensor
 
-    def _note(self, flow: Flow, parts: Parts) -> None:
-        flow.messages += 1
+    def _note(self, flow: Flow, parts: Parts, times: int = 1) -> None:
+        flow.messages += times
         layout = self.layout
         if layout is None:
             return
         if len(parts) == 1 and parts[0][2:4] == (RAW, layout.nbytes):
-            flow.sent.whole += 1
+            flow.sent.whole += times
             return
         before: Part | None = None
         for part in parts:
             if part.codec == RAW:
-                _spread(layout, flow.sent, part, 1)
+                _spread(layout, flow.sent, part, times)
             else:
-                nbytes, size = part.nbytes, part.stop - part.start
+                nbytes, size = times * part.nbytes, times * (part.stop - part.start)
                 index = layout.tensor_at(part.start)
                 flow.sent.room(layout, nbytes)[index] += nbytes
                 flow.coded.room(layout, nbytes)[index] += nbytes
@@ -319,7 +333,7 @@ class Ledger:
 
     def _tallies(self) -> tuple[Tally, ...]:
         # In few calls: a report adds up the ledgers of thousands of clients.
-        self._count_exchanges()
+        self.count_exchanges()
         pushed, fetched = self._pushed, self._fetched
         return (
             *(pushed.sent, pushed.coded, pushed.plain, fetched.sent, fetched.coded, fetched.plain),

@@ -130,6 +130,10 @@ class Coding:
             begin += piece.size
         return found
 
+    def encoder_at(self, place: int) -> Encoder:
+        """Return the encoder of the piece that begins at a byte of the arena; it has encoded."""
+        return self._encoders[place]
+
     def _encoder(self, piece: Tensor, codec: Codec) -> Encoder:
         """Make the encoder of a piece."""
         encoder = self._encoders[piece.offset] = codec.encoder(piece.shape, feedback=True)

@@ -127,7 +127,7 @@ from aiops.client.request_kinds import PushRequest, Request, RowsRequest
 from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
 from aiops.client.shards import Payloads, Shards
-from aiops.client.steady import SteadyExchange, steady_push
+from aiops.client.steady import SteadyExchange, coded_gradient, steady_push
 from aiops.common import urls
 from aiops.common.urls import ServerAddress
 from aiops.errors import (
@@ -713,8 +713,9 @@ class Session:
         if self.steady is not None and self.steady.still(push, header):
             return
         try:
+            coded = coded_gradient(push, self.info)
             self.steady = SteadyExchange(
-                layout, push, header, self.info.connection, self.pending, self._ledger
+                layout, push, header, self.info.connection, self.pending, self._ledger, coded
             )
             self.steady.lends = lends
         except ValueError:  # the server writes these numbers in varying widths

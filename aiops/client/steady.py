@@ -16,6 +16,9 @@ sent. So the exchange can be handed over at any time (after an error, a ping, ha
 connection): the push becomes a request with the numbers that it was sent under, its unsent bytes
 are sent, and the bytes that have come are parsed. Nothing is lost, and nothing is applied twice.
 
+A gradient that travels coded is encoded when its exchange begins, into a region that lies behind
+the header as a raw one would (`aiops.client.coded_gradient`).
+
 An answer of at most `ROOM` bytes is received beside the parameters, and copied when it is all
 there; a larger one has its header compared first, and is then received where it belongs.
 """
@@ -28,6 +31,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.coded_gradient import CodedGradient
+from aiops.client.coding import Encoded
 from aiops.client.encode_push import parts_of
 from aiops.client.params import Params
 from aiops.client.pending import PendingRequests
@@ -66,11 +71,14 @@ class Forms(NamedTuple):
     ----------
     push, ack
         Their headers. What varies: of a push the id, the sequence number, the version held, and the
-        version of the tensors; of an answer as `SteadyExchange._permits` has it.
+        version of the tensors, once for each part; of an answer as `SteadyExchange._permits` has
+        it.
     room
         The buffer for answers, or for their headers.
     nbytes, tensors
         The model: its bytes, and each tensor's name, dtype and shape.
+    coded
+        What gradients are encoded into; None: they travel raw.
     """
 
     push: Template
@@ -78,6 +86,7 @@ class Forms(NamedTuple):
     room: memoryview
     nbytes: int
     tensors: tuple[tuple[str, Any, tuple[int, ...]], ...]
+    coded: CodedGradient | None
 
 
 class CompiledExchange(Protocol):
@@ -177,14 +186,35 @@ def steady_push(
         or not (type(answer) is Ack and answer.used and not answer.gate)
         or not (isinstance(sink, ParameterSink) and sink.plain)
         or (push.count != 1 or push.lr_factors or push.wants)
-        or (push.have < 0 or len(push.parts) != 1)
-        or push.parts[0][:4] != (0, layout.nbytes, RAW, layout.nbytes)
-        or (info.coding is not None or info.increments or info.placement is not None)
+        or (push.have < 0 or info.increments or info.placement is not None)
+        or [part[:4] for part in answer.parts] != [(0, layout.nbytes, RAW, layout.nbytes)]
+        or (info.coding is None and not _is_raw(push, layout))
         or info.plan.get("routine", "direct") != "direct"
         or layout.nbytes > LARGEST
     ):
         return None
     return push
+
+
+def coded_gradient(push: Push, info: ServerInfo) -> CodedGradient | None:
+    """Return what gradients like that of a `steady_push` are encoded into; None: they are raw.
+
+    Raises
+    ------
+    ValueError
+        When its parts are coded in a way that is not for steady exchanges.
+    """
+    layout, coding = info.known_layout, info.coding
+    if coding is None or _is_raw(push, layout):
+        return None
+    found = CodedGradient.of(layout, push.parts, coding)
+    if found is None:
+        raise ValueError("codecs whose payloads differ in length from push to push")
+    return found
+
+
+def _is_raw(push: Push, layout: Layout) -> bool:
+    return [part[:4] for part in push.parts] == [(0, layout.nbytes, RAW, layout.nbytes)]
 
 
 def _template(
@@ -215,6 +245,8 @@ class SteadyExchange:
     push, ack
         A push and its acknowledgement, as they were sent on the general path; the latter's header
         as it came.
+    coded
+        What its gradients are encoded into; None: they travel raw.
     connection
         This client's id, and the epoch of the connection.
     pending
@@ -250,7 +282,8 @@ class SteadyExchange:
     lends: bool
 
     __slots__ = (
-        *("_ack", "_age", "_connection", "_constants", "_gradients", "_has_vbar", "_has_vbars"),
+        *("_ack", "_age", "_coded", "_connection", "_constants", "_gradients", "_has_vbar"),
+        *("_ages", "_has_vbars"),
         *("_have", "_id", "_layout", "_ledger", "_nbytes", "_pack", "_params", "_parts"),
         *("_payload", "_pending", "_pick", "_push", "_read", "_seq", "_tensors", "_traffic"),
         *("_unpack", "_usual", "_whole", "answer_size", "direct", "failed", "push_size", "room"),
@@ -265,10 +298,12 @@ class SteadyExchange:
         connection: tuple[str, int],
         pending: PendingRequests,
         ledger: Ledger,
+        coded: CodedGradient | None = None,
     ) -> None:
         self._pending, self._ledger, self._traffic = pending, ledger, ledger.traffic
         self._layout, nbytes = layout, layout.nbytes
-        self._push, _others = _template(encode(push), nbytes, _PUSH)
+        self._coded, more = coded, [("parts", at, 4) for at in range(1, len(push.parts))]
+        self._push, _others = _template(encode(push), push.parts[0].nbytes, (*_PUSH, *more))
         self._ack, found = _template(ack, nbytes, _ACK, _STATISTICS)
         self._has_vbar, self._has_vbars = (path in found for path in _STATISTICS)
         if self._has_vbars and not self._has_vbar:
@@ -281,6 +316,7 @@ class SteadyExchange:
         self._pack, self._constants = self._push.pack, self._push.constants
         self._unpack, self._read, self._pick = self._ack.unpack, self._ack.constants, self._ack.pick
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
+        self._ages = len(push.parts)  # its part's versions, which are the last of its numbers
         self._connection = connection
         self.answer_size: int = self._ack.size + nbytes
         self.direct: bool = self.answer_size > ROOM  # received where it belongs
@@ -288,7 +324,7 @@ class SteadyExchange:
         self.room: memoryview = self._whole
         self._payload = self._whole[self._ack.size :]
         self._nbytes, self._parts = nbytes, push.parts
-        self.push_size: int = self._push.size + nbytes
+        self.push_size: int = self._push.size + (nbytes if coded is None else coded.whole.nbytes)
         self.failed = self.lends = False
         self._params: Params | None = None  # those of the exchange under way, with
         self._gradients: Mapping[str, Array] = {}
@@ -299,7 +335,8 @@ class SteadyExchange:
 
     def still(self, push: Push, ack: bytes) -> bool:
         """Return whether an exchange on the general path matches; if so, the templates stay."""
-        self.failed = self._ack.values(framed(ack, self._nbytes)) is None
+        alike = [part[:4] for part in push.parts] == [part[:4] for part in self._parts]
+        self.failed = not alike or self._ack.values(framed(ack, self._nbytes)) is None
         return not self.failed
 
     def begin(self, params: Params, gradients: Mapping[str, Array]) -> list[Buffer] | None:
@@ -326,11 +363,21 @@ class SteadyExchange:
             views.append(gradients.arena.data)
         else:
             return None
+        coded = self._coded
+        if coded is not None:
+            arrays = views[1:] if type(gradients) is dict else list(gradients.values())
+            if not coded.encode(arrays):
+                return None
+            views[1:] = [coded.region]
         if not self.unsettled:  # others may have used numbers since
             self._id, self._seq = self._pending.next_id - 1, self._pending.seq
         self._id, self._seq = id, seq = self._id + 1, self._seq + 1
-        first, second, third, fourth, last = self._constants
-        views[0] = self._pack(first, id, second, seq, third, self._have, fourth, self._age, last)
+        if coded is None:
+            first, second, third, fourth, last = self._constants
+            age = self._age
+            views[0] = self._pack(first, id, second, seq, third, self._have, fourth, age, last)
+        else:
+            views[0] = self._push.filled((id, seq, self._have, *[self._age] * self._ages))
         self._params, self._gradients = params, gradients
         return views
 
@@ -402,7 +449,7 @@ class SteadyExchange:
     @property
     def forms(self) -> Forms:
         """The messages of this exchange, for compiled code."""
-        return Forms(self._push, self._ack, self.room, self._nbytes, self._tensors)
+        return Forms(self._push, self._ack, self.room, self._nbytes, self._tensors, self._coded)
 
     @property
     def seq(self) -> int:
@@ -472,8 +519,10 @@ class SteadyExchange:
         if not count:
             return
         last = self._seq - (self._params is not None)  # without the one under way
-        push, ack = ("push", self._push.size), ("ack", self._ack.size)
-        self._traffic.exchanged(push, ack, self._nbytes, count)
+        whole = None if self._coded is None else self._coded.whole
+        between, region = (0, self._nbytes) if whole is None else (whole.between, whole.nbytes)
+        push = "push", self._push.size + between, region - between
+        self._traffic.exchanged(push, ("ack", self._ack.size, self._nbytes), count)
         self._ledger.exchanged(last, True, self._parts, count)
         self._pending.answered += count
         self._pending.next_id += count
@@ -493,9 +542,13 @@ class SteadyExchange:
         self._pending.next_id, self._pending.seq = self._id + 1, self._seq  # used up
         self._pending.model_seq = self._seq
         params.level = self._have
-        parts, payloads = parts_of(self._layout, self._gradients, self._age)
+        encoded: Encoded = []
+        if self._coded is None:
+            parts, payloads = parts_of(self._layout, self._gradients, self._age)
+        else:
+            parts, payloads, encoded = self._coded.request(self._age)
         push = PushRequest(parts, payloads, params, None, params.connection, self._have, 1)
-        push.seq = self._seq
+        push.seq, push.encoded = self._seq, encoded
         return push, self._id
 
     def end(self, received: int) -> list[memoryview]:

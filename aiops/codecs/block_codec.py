@@ -4,21 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from aiops.codecs.base import Bytes, Codec, Encoder, Floats, Shape, elements, length_fault
 from aiops.kernels import current_backend
+from aiops.kernels.lazy_numba import helper
 from aiops.kernels.parallel import LARGE, PIECE
 from aiops.kernels.payloads import FORMATS
 
-__all__ = ["CHUNK", "BlockCodec", "ChunkEncoder", "parts"]
+__all__ = ["CHUNK", "BlockCodec", "ChunkEncoder", "Entries", "are_fit", "parts"]
 
 CHUNK = 65_536
 """Elements surveyed and then encoded while they are in cache; a multiple of every block."""
 
 _NO_REST: Floats = np.empty(0, np.float32)
+
+_U = np.uint32
+_MAGNITUDE, _UNFIT = _U(0x7FFF_FFFF), _U(0x5D5E_0B6B)  # of `aiops.kernels.scan`
+
+
+class Entries(NamedTuple):
+    """The addresses of a codec's loops as C functions, for compiled code.
+
+    Pointers are to float32, and to the items of the payload's sections, of which there are two at
+    most; the second may be NULL. They may be at any address.
+
+    Attributes
+    ----------
+    encode
+        ``bool (int64 size, values, rest, before, first, second)``: encode with feedback what
+        `Encoder.encode` would, and have a copy of the rest in ``before``. False: a value is not
+        fit, and nothing has been written.
+    decode
+        ``bool (int64 size, first, second, out)``: check a payload and decode it. False: it is none.
+    """
+
+    encode: int
+    decode: int
+
+
+_entries: dict[str, Entries] = {}  # of codecs, by name
 
 
 class BlockCodec(Codec):
@@ -53,6 +80,34 @@ class BlockCodec(Codec):
     def loops(cls) -> tuple[Callable[..., None], Callable[..., None]]:
         """Return compiled loops: encode(values, rest, *sections), decode(*sections, out, add)."""
         raise NotImplementedError
+
+    @classmethod
+    def entry_loops(cls) -> tuple[Callable[..., bool], Callable[..., bool]]:
+        """Return the plain functions of which `enter` makes `Entries`."""
+        raise NotImplementedError
+
+    @classmethod
+    def enter(cls) -> Entries:
+        """Compile `Entries`, on any thread; they are kept on disk. Numba must be installed."""
+        from numba import types
+
+        from aiops.kernels.numba_jit import entry, pointer_to
+
+        if cls.name not in _entries:
+            numbers = pointer_to("float32")
+            items = [pointer_to(dtype.name) for dtype, _per in FORMATS[cls.name].sections]
+            items += [pointer_to("uint8")] * (2 - len(items))
+            encode, decode = cls.entry_loops()
+            _entries[cls.name] = Entries(
+                entry(encode, types.boolean(types.int64, numbers, numbers, numbers, *items)),
+                entry(decode, types.boolean(types.int64, *items, numbers)),
+            )
+        return _entries[cls.name]
+
+    @classmethod
+    def entered(cls) -> Entries | None:
+        """Return the `Entries`, if they have been compiled."""
+        return _entries.get(cls.name)
 
     @classmethod
     def encode_sections(
@@ -131,8 +186,19 @@ class BlockCodec(Codec):
 
     @classmethod
     def warm(cls) -> None:
-        """Compile the loops."""
+        """Compile the loops, and those for compiled code."""
         cls.loops()
+        cls.enter()
+
+
+@helper()
+def are_fit(values: Any) -> Any:
+    """Return whether float32s are finite, and below 1e18 in magnitude."""
+    largest = _U(0)
+    for i in range(values.size):
+        magnitude = _U(np.float32(values[i]).view(np.uint32) & _MAGNITUDE)
+        largest = magnitude if magnitude > largest else largest
+    return largest < _UNFIT
 
 
 class ChunkEncoder(Encoder):

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from aiops.codecs.base import Floats
-from aiops.codecs.block_codec import BlockCodec
+from aiops.codecs.block_codec import BlockCodec, are_fit
+from aiops.codecs.int8 import copy_into
 from aiops.kernels import reaches, scan
 from aiops.kernels.lazy_numba import (
     bf16_to_float,
@@ -25,6 +26,8 @@ from aiops.kernels.lazy_numba import (
     float_to_fp16,
     fp16_to_float,
     helper,
+    read_only,
+    writable,
 )
 from aiops.kernels.payloads import FORMATS
 
@@ -70,9 +73,14 @@ class HalfCodec(BlockCodec):
         return loops(cls.name)
 
     @classmethod
+    def entry_loops(cls) -> tuple[Callable[..., bool], Callable[..., bool]]:
+        """Return the loops for compiled code."""
+        return _ENTRY_LOOPS[cls.name]
+
+    @classmethod
     def warm(cls) -> None:
         """Compile the loops, and the scan that `sections_fault` uses."""
-        cls.loops()
+        super().warm()
         scan.compiled_survey(2, _MAGNITUDE, _FIRST_UNFIT[cls.name])
 
 
@@ -92,7 +100,8 @@ class BF16(HalfCodec):
 
 # ---------------------------------------------------------------- Numba
 
-_F, _U = np.float32, np.uint32
+_F, _U, _H = np.float32, np.uint32, np.uint16
+_UNFIT_FP16, _UNFIT_BF16 = _H(_FIRST_UNFIT["fp16"]), _H(_FIRST_UNFIT["bf16"])
 _S16, _ONE, _ROUND = _U(16), _U(1), _U(0x7FFF)
 
 
@@ -130,6 +139,7 @@ def _to_bf16(value: Any) -> Any:
 # no closure over a compiled function on disk.
 
 
+@helper()
 def _encode_fp16(values: Any, rest: Any, halves: Any) -> None:
     disjoint()
     if rest.size:
@@ -143,6 +153,7 @@ def _encode_fp16(values: Any, rest: Any, halves: Any) -> None:
             halves[i] = _to_fp16(values[i])
 
 
+@helper()
 def _encode_bf16(values: Any, rest: Any, halves: Any) -> None:
     disjoint()
     if rest.size:
@@ -156,6 +167,7 @@ def _encode_bf16(values: Any, rest: Any, halves: Any) -> None:
             halves[i] = _to_bf16(values[i])
 
 
+@helper()
 def _decode_fp16(halves: Any, out: Any, add: Any) -> None:
     disjoint()
     if add:
@@ -166,6 +178,7 @@ def _decode_fp16(halves: Any, out: Any, add: Any) -> None:
             out[i] = fp16_to_float(halves[i])
 
 
+@helper()
 def _decode_bf16(halves: Any, out: Any, add: Any) -> None:
     disjoint()
     if add:
@@ -177,3 +190,57 @@ def _decode_bf16(halves: Any, out: Any, add: Any) -> None:
 
 
 _LOOPS = {"fp16": (_encode_fp16, _decode_fp16), "bf16": (_encode_bf16, _decode_bf16)}
+
+
+@helper()
+def _are_fit(halves: Any, limit: Any) -> Any:
+    """Return whether all magnitudes are below a limit."""
+    largest = _H(0)
+    for i in range(halves.size):
+        magnitude = _H(halves[i] & _H(_MAGNITUDE))
+        largest = magnitude if magnitude > largest else largest
+    return largest < limit
+
+
+def _encode_fp16_at(
+    size: Any, values: Any, rest: Any, before: Any, halves: Any, nothing: Any
+) -> bool:
+    given, left = read_only(values, size), writable(rest, size)
+    if not are_fit(given):
+        return False
+    copy_into(writable(before, size), left)
+    _encode_fp16(given, left, writable(halves, size))
+    return True
+
+
+def _encode_bf16_at(
+    size: Any, values: Any, rest: Any, before: Any, halves: Any, nothing: Any
+) -> bool:
+    given, left = read_only(values, size), writable(rest, size)
+    if not are_fit(given):
+        return False
+    copy_into(writable(before, size), left)
+    _encode_bf16(given, left, writable(halves, size))
+    return True
+
+
+def _decode_fp16_at(size: Any, halves: Any, nothing: Any, out: Any) -> bool:
+    given = read_only(halves, size)
+    if not _are_fit(given, _UNFIT_FP16):
+        return False
+    _decode_fp16(given, writable(out, size), False)
+    return True
+
+
+def _decode_bf16_at(size: Any, halves: Any, nothing: Any, out: Any) -> bool:
+    given = read_only(halves, size)
+    if not _are_fit(given, _UNFIT_BF16):
+        return False
+    _decode_bf16(given, writable(out, size), False)
+    return True
+
+
+_ENTRY_LOOPS = {
+    "fp16": (_encode_fp16_at, _decode_fp16_at),
+    "bf16": (_encode_bf16_at, _decode_bf16_at),
+}

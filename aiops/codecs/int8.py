@@ -16,12 +16,23 @@ from typing import Any, ClassVar
 import numpy as np
 
 from aiops.codecs.base import Floats
-from aiops.codecs.block_codec import BlockCodec
-from aiops.kernels.lazy_numba import disjoint, helper
+from aiops.codecs.block_codec import BlockCodec, are_fit
+from aiops.kernels.lazy_numba import disjoint, helper, read_only, writable
 from aiops.kernels.payloads import INT8_BLOCK as BLOCK
 from aiops.kernels.payloads import block_rows, blocks
 
-__all__ = ["BLOCK", "LARGEST", "SMALLEST", "Int8", "add_into", "loops", "scales_fault", "top_scale"]
+__all__ = [
+    "BLOCK",
+    "LARGEST",
+    "SMALLEST",
+    "Int8",
+    "add_into",
+    "are_scales",
+    "copy_into",
+    "loops",
+    "scales_fault",
+    "top_scale",
+]
 
 
 def top_scale(codes: float) -> np.float32:
@@ -77,6 +88,11 @@ class Int8(BlockCodec):
         """Return the compiled loops."""
         return loops()
 
+    @classmethod
+    def entry_loops(cls) -> tuple[Callable[..., bool], Callable[..., bool]]:
+        """Return the loops for compiled code."""
+        return _encode_at, _decode_at
+
 
 # ---------------------------------------------------------------- Numba
 
@@ -128,12 +144,30 @@ def add_into(total: Any, values: Any) -> None:
 
 
 @helper()
+def copy_into(copy: Any, values: Any) -> None:
+    """Copy an array into another that does not overlap it."""
+    disjoint()
+    for i in range(copy.size):
+        copy[i] = values[i]
+
+
+@helper()
+def are_scales(scales: Any, largest: Any) -> Any:
+    """Return whether `scales_fault` finds none."""
+    limit, most = _F(largest).view(np.uint32), np.uint32(0)
+    for i in range(scales.size):
+        most = max(most, _F(scales[i]).view(np.uint32))
+    return most <= limit
+
+
+@helper()
 def _subtract_coded(rest: Any, codes: Any, scale: Any) -> None:
     disjoint()
     for i in range(rest.size):
         rest[i] -= _F(codes[i]) * scale
 
 
+@helper()
 def _encode(values: Any, rest: Any, scales: Any, codes: Any) -> None:
     for number in range(scales.size):
         start = number * BLOCK
@@ -149,6 +183,7 @@ def _encode(values: Any, rest: Any, scales: Any, codes: Any) -> None:
         scales[number] = scale
 
 
+@helper()
 def _decode(scales: Any, codes: Any, out: Any, add: Any) -> None:
     for number in range(scales.size):
         start = number * BLOCK
@@ -160,3 +195,20 @@ def _decode(scales: Any, codes: Any, out: Any, add: Any) -> None:
         else:
             for i in range(into.size):
                 into[i] = _F(code[i]) * scale
+
+
+def _encode_at(size: Any, values: Any, rest: Any, before: Any, scales: Any, codes: Any) -> bool:
+    given, left = read_only(values, size), writable(rest, size)
+    if not are_fit(given):
+        return False
+    copy_into(writable(before, size), left)
+    _encode(given, left, writable(scales, -(-size // BLOCK)), writable(codes, size))
+    return True
+
+
+def _decode_at(size: Any, scales: Any, codes: Any, out: Any) -> bool:
+    given = read_only(scales, -(-size // BLOCK))
+    if not are_scales(given, LARGEST):
+        return False
+    _decode(given, read_only(codes, size), writable(out, size), False)
+    return True

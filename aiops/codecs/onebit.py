@@ -22,9 +22,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from aiops.codecs.base import Floats
-from aiops.codecs.block_codec import BlockCodec
-from aiops.codecs.int8 import SMALLEST, add_into, scales_fault, top_scale
-from aiops.kernels.lazy_numba import disjoint, helper
+from aiops.codecs.block_codec import BlockCodec, are_fit
+from aiops.codecs.int8 import (
+    SMALLEST,
+    add_into,
+    are_scales,
+    copy_into,
+    scales_fault,
+    top_scale,
+)
+from aiops.kernels.lazy_numba import disjoint, helper, read_only, writable
 from aiops.kernels.payloads import ONEBIT_BITS as BITS
 from aiops.kernels.payloads import ONEBIT_BLOCK as BLOCK
 from aiops.kernels.payloads import block_rows, blocks
@@ -72,6 +79,11 @@ class OneBit(BlockCodec):
     def loops(cls) -> tuple[Callable[..., None], Callable[..., None]]:
         """Return the compiled loops."""
         return loops()
+
+    @classmethod
+    def entry_loops(cls) -> tuple[Callable[..., bool], Callable[..., bool]]:
+        """Return the loops for compiled code."""
+        return _encode_at, _decode_at
 
 
 def _means(block: Any) -> Floats:
@@ -169,6 +181,7 @@ def _subtract_coded(rest: Any, scale: Any) -> None:
         rest[i] -= _U(bits | sign).view(np.float32)
 
 
+@helper()
 def _encode(values: Any, rest: Any, scales: Any, words: Any) -> None:
     lanes = np.empty(LANES, np.float32)
     for number in range(scales.size):
@@ -211,9 +224,34 @@ def _unpack(words: Any, scale: Any, out: Any, add: Any) -> None:
         out[i] = out[i] + value if add else value
 
 
+@helper()
 def _decode(scales: Any, words: Any, out: Any, add: Any) -> None:
     for number in range(scales.size):
         start = number * BLOCK
         stop = min(start + BLOCK, out.size)
         from_ = words[number * _WIDE : min((number + 1) * _WIDE, words.size)]
         _unpack(from_, scales[number], out[start:stop], add)
+
+
+@helper()
+def _words(size: Any) -> Any:
+    """Return the words of signs of a number of elements."""
+    last = size % BLOCK
+    return size // BLOCK * _WIDE + -(-last // BITS)
+
+
+def _encode_at(size: Any, values: Any, rest: Any, before: Any, scales: Any, words: Any) -> bool:
+    given, left = read_only(values, size), writable(rest, size)
+    if not are_fit(given):
+        return False
+    copy_into(writable(before, size), left)
+    _encode(given, left, writable(scales, -(-size // BLOCK)), writable(words, _words(size)))
+    return True
+
+
+def _decode_at(size: Any, scales: Any, words: Any, out: Any) -> bool:
+    given = read_only(scales, -(-size // BLOCK))
+    if not are_scales(given, LARGEST):
+        return False
+    _decode(given, read_only(words, _words(size)), writable(out, size), False)
+    return True

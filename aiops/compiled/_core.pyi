@@ -15,8 +15,8 @@ class Exchange:
     fd
         The socket, whose SO_RCVTIMEO and SO_SNDTIMEO are set.
     push, numbers
-        The header of a push in its frame, and where its four numbers of 8 bytes begin: id, sequence
-        number, version held, version of the tensors.
+        The header of a push in its frame, and where its numbers of 8 bytes begin: id, sequence
+        number, version held, version of the tensors, and the last again for each further part.
         ``push`` is written to.
     ack, varies, slots
         The header of an answer in its frame; 0xff for each of its bytes that varies, else 0; and
@@ -33,6 +33,9 @@ class Exchange:
     crowded
         Nanoseconds that the first yield of a wait, and each later one, takes at least if the
         processor is not free.
+    coded
+        The region that gradients are encoded into, and the fields of each
+        `aiops.client.coded_gradient.CodedPiece`; None: they travel raw.
     """
 
     fd: int
@@ -48,7 +51,7 @@ class Exchange:
         cls,
         fd: int,
         push: bytearray,
-        numbers: tuple[int, int, int, int],
+        numbers: tuple[int, ...],
         ack: bytes,
         varies: bytes,
         slots: tuple[tuple[int, int, str], ...],
@@ -57,6 +60,7 @@ class Exchange:
         tensors: tuple[tuple[str, np.dtype[Any], Sequence[int]], ...],
         array: type[npt.NDArray[Any]],
         crowded: tuple[int, int],
+        coded: tuple[npt.NDArray[np.uint8], tuple[tuple[Any, ...], ...]] | None,
         /,
     ) -> Exchange: ...
     def run(
@@ -117,7 +121,7 @@ class Answers:
     head
         The head buffer of the connection.
     form, varies
-        A push up to its payload; 0xff for each of its bytes that varies, else 0.
+        A push up to its first payload; 0xff for each of its bytes that varies, else 0.
     answer
         An answer up to its payload.
     pushed, answered
@@ -132,6 +136,12 @@ class Answers:
     scheduled, scalars, has_statistic
         Whether learning rates are scheduled; the number of the rule's scalars; whether it has a
         statistic.
+    coded
+        Of coded gradients: where the version of a push begins once more, for each further part; of
+        each payload the address of its loop, or 0, its begin and its bytes behind ``form``, the
+        bytes of the model that it is for, [start, stop), and the bytes before its second section
+        (`aiops.codecs.whole_gradient`); the memory that they are decoded into; and the bytes behind
+        ``form``, and those of them that are prefixes. None: gradients are raw.
     """
 
     @property
@@ -160,6 +170,7 @@ class Answers:
         scheduled: bool,
         scalars: int,
         has_statistic: bool,
+        coded: tuple[Any, ...] | None,
         /,
     ) -> Answers: ...
     def exchange(self, nbytes: int, now: float, record: Any, /) -> bytes | None:

@@ -28,7 +28,7 @@ static int match(const Answers *self, Py_ssize_t nbytes, long long *first, long 
         !read_integer(get(wire, Connection__whole), &whole))
         return -1;
     *end += nbytes;
-    if (*first != rest || *first < 0 || whole != self->form.len + self->nbytes ||
+    if (*first != rest || *first < 0 || whole != self->form.len + self->region ||
         whole > self->head.len - *first || *end < *first + self->form.len ||
         *end > *first + whole || !PyUnicode_Check(state) ||
         PyUnicode_CompareWithASCIIString(state, "open") != 0)
@@ -62,6 +62,10 @@ static int has_numbers(const Answers *self, const unsigned char *head, Pushed *p
         !read_integer(get(member, Member_last_seq), &last))
         return 0;
     push->version++;
+    const PushSlot *age = &self->pushed[PUSHED - 1];
+    for (Py_ssize_t index = 0; index < self->age_count; index++)
+        if (memcmp(head + self->ages[index], head + age->begin, (size_t)age->width) != 0)
+            return 0; /* its tensors are of several versions */
     long long id = push->number[0], seq = push->number[1], have = push->number[2];
     long long base = push->number[3];
     if (base < 0 || base > push->level)
@@ -281,6 +285,21 @@ static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
     return made;
 }
 
+/* Find the gradient of a push, and its largest magnitude; return whether all of it is fit. What is
+ * decoded is, and its magnitude matters to a proof that is for small ones only. */
+static int find_gradient(const Answers *self, const char *payload, Pushed *push)
+{
+    push->data = payload;
+    if (!self->piece_count)
+        return survey(self, payload, &push->largest);
+    push->data = self->decoded.buf;
+    push->largest = LIMIT;
+    if (!decode_all(self, payload))
+        return 0;
+    return is_true(get(self->part[PART_guard], FiniteGuard_narrow)) == 0 ||
+           survey(self, push->data, &push->largest);
+}
+
 /* Count a push and its answer, as `Connection.answered` does. */
 static int count(Answers *self, PyObject *received)
 {
@@ -298,7 +317,7 @@ static int count(Answers *self, PyObject *received)
              add(traffic, Traffic_messages_in, self->one) < 0 ||
              add(in, KindTraffic_messages, self->one) < 0 ||
              add(in, KindTraffic_overhead, number[PUSH_OVERHEAD]) < 0 ||
-             add(in, KindTraffic_payload, number[PAYLOAD]) < 0 ||
+             add(in, KindTraffic_payload, number[PUSH_PAYLOAD]) < 0 ||
              add(traffic, Traffic_bytes_out, number[ANSWER_SIZE]) < 0 ||
              add(traffic, Traffic_messages_out, self->one) < 0 ||
              add(out, KindTraffic_messages, self->one) < 0 ||
@@ -329,10 +348,9 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
     if (push.now == -1.0 && PyErr_Occurred())
         return NULL;
     const char *head = (const char *)self->head.buf + first;
-    push.data = head + self->form.len;
-    if (whole < 0 || !has_numbers(self, (const unsigned char *)head, &push) ||
-        !has_accounts(self, row) || !survey(self, push.data, &push.largest) ||
-        !is_idle(self))
+    if (whole < 0 || (self->piece_count && record != Py_None) ||
+        !has_numbers(self, (const unsigned char *)head, &push) || !has_accounts(self, row) ||
+        !is_idle(self) || !find_gradient(self, head + self->form.len, &push))
         goto general;
     int goes = applies(self, &push);
     if (goes > 0)

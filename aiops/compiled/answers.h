@@ -56,6 +56,15 @@ typedef struct {
     Py_buffer lo, hi, src, constants;
 } Loop;
 
+/* A loop that checks a payload and decodes it: aiops.codecs.block_codec.Entries. */
+typedef _Bool (*Decode)(int64_t size, const void *first, const void *second, void *out);
+
+/* A payload of a coded gradient: an aiops.codecs.whole_gradient.Piece. */
+typedef struct {
+    Decode decode; /* NULL: its values are raw */
+    Py_ssize_t begin, nbytes, start, stop, second;
+} Piece;
+
 typedef struct {
     PyObject *array; /* learning rates, and a view of them while they are known */
     Py_buffer view;
@@ -67,6 +76,11 @@ typedef struct {
     PyObject *peer, *one, *number_of[5]; /* integers: see `make` */
     Py_buffer head, form, varies, answer;
     Py_ssize_t nbytes, cost, section_count;
+    Py_ssize_t region; /* bytes of a push behind its form: those of the model, if it is raw */
+    Py_ssize_t between, *ages, age_count; /* prefixes in it; where its version stands, too */
+    Piece *pieces; /* of a coded one */
+    Py_ssize_t piece_count;
+    Py_buffer decoded; /* the gradient that it is decoded into */
     PushSlot pushed[PUSHED];
     Py_ssize_t answer_at[ANSWERED], vbars_width;
     int answer_count, scheduled, scalar_count, has_statistic;
@@ -83,9 +97,9 @@ typedef struct {
     Surveyed sections[SECTIONS];
 } Answers;
 
-/* Of `number_of`: bytes of a push beside its payload, of a payload, of an answer beside its payload,
- * and of all of an answer. */
-enum { PUSH_OVERHEAD, PAYLOAD, ANSWER_OVERHEAD, ANSWER_SIZE };
+/* Of `number_of`: bytes of a push beside its payloads, of the model, of an answer beside that, of all
+ * of an answer, and of the payloads of a push. */
+enum { PUSH_OVERHEAD, PAYLOAD, ANSWER_OVERHEAD, ANSWER_SIZE, PUSH_PAYLOAD };
 
 /* An exchange under way. */
 typedef struct {
@@ -97,6 +111,19 @@ typedef struct {
 
 /* Find the largest magnitude of a gradient; return whether all of its values are fit. */
 int survey(const Answers *self, const char *data, double *largest);
+
+/* Return whether float32s are fit. */
+int are_fit(const char *data, Py_ssize_t nbytes);
+
+/* Take the payloads of coded gradients; None: they are raw. 0: they are none, perhaps with an error. */
+int take_pieces(Answers *self, PyObject *given);
+
+/* Let go of them. */
+void forget_pieces(Answers *self);
+
+/* Decode the region of a push: `WholeGradient.decode`, and survey what of it is raw. 0: it is none, or
+ * a value is not fit. */
+int decode_all(const Answers *self, const char *region);
 
 /* aiops.engine.steady: what is changed by an exchange that has passed all conditions. Returns the
  * fields of the acknowledgement, or NULL with an error set. `steps` and `scalars` are of the update.

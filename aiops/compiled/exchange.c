@@ -139,7 +139,7 @@ static int transfer(Exchange *self, struct msghdr message, unsigned char *target
     if (count < 0 && errno == EINTR && !signalled(self))
         errno = EAGAIN;
     self->sent = count > 0 ? count : 0;
-    if (count != self->push.len + self->nbytes)
+    if (count != self->push.len + self->pushed)
         return stopped(self, count); /* the general path sends the rest */
 
     unsigned char *room = self->room.buf;
@@ -231,15 +231,25 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
         pieces[0] = (struct iovec){self->push.buf, (size_t)self->push.len};
         for (int index = 0; index < taken; index++)
             pieces[index + 1] = (struct iovec){views[index].buf, (size_t)views[index].len};
+        int count = taken + 1;
+        if (self->piece_count) {
+            pieces[1] = (struct iovec){self->region.buf, (size_t)self->region.len};
+            count = 2;
+        }
         for (int index = 0; index < NUMBERS; index++)
             write_number((char *)self->push.buf + self->numbers[index], (uint64_t)numbers[index]);
-        struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)taken + 1};
+        for (Py_ssize_t index = 0; index < self->age_count; index++)
+            write_number((char *)self->push.buf + self->ages[index], (uint64_t)numbers[NUMBERS - 1]);
+        struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)count};
         self->thread = PyEval_SaveThread();
-        done = exchange_by_mailbox(self, pieces, taken + 1, target.buf, (uint64_t)numbers[0],
-                                   numbers[NUMBERS]);
-        if (done == -2 && self->alone)
+        fits = encode_all(self, views, PyDict_CheckExact(given[0]));
+        if (fits)
+            done = exchange_by_mailbox(self, pieces, count, target.buf, (uint64_t)numbers[0],
+                                       numbers[NUMBERS]);
+        if (done == -2 && self->alone) {
+            take_back(self);
             fits = 0;
-        else if (done == -2)
+        } else if (done == -2)
             done = transfer(self, message, target.buf, (uint64_t)numbers[0], numbers[NUMBERS]);
         PyEval_RestoreThread(self->thread);
     }
@@ -260,6 +270,8 @@ static void end(PyObject *object)
     Py_buffer *buffers[] = {&self->push, &self->ack, &self->varies, &self->room, &self->mailbox};
     for (int index = 0; index < 5; index++)
         PyBuffer_Release(buffers[index]);
+    forget_coded(self);
+    PyMem_Free(self->ages);
     Py_XDECREF(self->tensors);
     Py_XDECREF(self->ndarray);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -282,16 +294,32 @@ static int take_slot(Exchange *self, Py_ssize_t index, PyObject *given)
            slot->begin <= self->ack.len - width;
 }
 
+/* Take note of where the numbers of a push lie; return whether that is in its header. */
+static int take_numbers(Exchange *self, PyObject *given)
+{
+    Py_ssize_t count = PyTuple_Size(given), more = count - NUMBERS;
+    if (more < 0 || more >= PARTS ||
+        (self->ages = PyMem_Calloc((size_t)more + 1, sizeof *self->ages)) == NULL)
+        return 0;
+    self->age_count = more;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        Py_ssize_t at = PyLong_AsSsize_t(PyTuple_GetItem(given, index));
+        if (at < 0 || at > self->push.len - 8)
+            return 0;
+        *(index < NUMBERS ? &self->numbers[index] : &self->ages[index - NUMBERS]) = at;
+    }
+    return 1;
+}
+
 static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
 {
     int fd;
-    PyObject *slots, *tensors, *array;
+    PyObject *slots, *tensors, *array, *numbers, *coded;
     Exchange *self = (Exchange *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL || !PyArg_ParseTuple(
-            given, "iw*(nnnn)y*y*O!w*nO!O(LL)", &fd, &self->push, &self->numbers[0],
-            &self->numbers[1], &self->numbers[2], &self->numbers[3], &self->ack, &self->varies,
-            &PyTuple_Type, &slots, &self->room, &self->nbytes, &PyTuple_Type, &tensors, &array,
-            &self->crowded_at_first, &self->crowded)) {
+            given, "iw*O!y*y*O!w*nO!O(LL)O", &fd, &self->push, &PyTuple_Type, &numbers,
+            &self->ack, &self->varies, &PyTuple_Type, &slots, &self->room, &self->nbytes,
+            &PyTuple_Type, &tensors, &array, &self->crowded_at_first, &self->crowded, &coded)) {
         Py_XDECREF((PyObject *)self);
         return NULL;
     }
@@ -302,9 +330,8 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     Py_ssize_t beside = self->room.len - self->ack.len; /* bytes of payload in `room` */
     int sound = names == NULL && self->slot_count > VERSIONS && self->slot_count <= SLOTS &&
                 self->nbytes >= 0 && self->nbytes <= MOST_BYTES && self->ack.len > 0 &&
-                self->varies.len == self->ack.len && (beside == 0 || beside == self->nbytes);
-    for (int index = 0; index < NUMBERS; index++)
-        sound = sound && self->numbers[index] >= 0 && self->numbers[index] <= self->push.len - 8;
+                self->varies.len == self->ack.len && (beside == 0 || beside == self->nbytes) &&
+                take_numbers(self, numbers) && take_coded(self, coded);
     for (Py_ssize_t index = 0; sound && index < self->slot_count; index++)
         sound = take_slot(self, index, PyTuple_GetItem(slots, index));
     for (Py_ssize_t index = 0; sound && index < PyTuple_Size(tensors); index++) {

@@ -8,6 +8,7 @@
 
 #define MOST_BYTES (1 << 30)      /* of a model: one of steady exchanges has far fewer */
 #define NUMBERS 4                 /* of a push: its id, sequence number, and two versions */
+#define PARTS 256                 /* of a push, at most: aiops.codecs.whole_gradient.MOST */
 #define VERSIONS 5                /* of an answer: its id, and four that are at most LARGEST */
 #define SLOTS 8                   /* of an answer: those, a mean, and at most two statistics */
 #define VIEWS 256                 /* aiops.client.steady._VIEWS */
@@ -19,17 +20,33 @@ typedef struct {
     int kind; /* 'u': an unsigned integer, 'f': a float, 's': bytes */
 } Slot;
 
+/* A loop that encodes a tensor, which Numba has compiled: aiops.codecs.block_codec.Entries. */
+typedef _Bool (*Encode)(int64_t size, const void *values, void *rest, void *before, void *first,
+                        void *second);
+
+/* A payload of a coded gradient: an aiops.client.coded_gradient.CodedPiece. */
+typedef struct {
+    Encode encode; /* NULL: its tensors are copied */
+    Py_ssize_t first, last, start, begin, nbytes, second;
+    Py_buffer rest, before; /* of as many bytes as the tensor */
+} CodedPiece;
+
 typedef struct {
     PyObject_HEAD
     Py_buffer push, ack, varies; /* headers in their frames; 0xff for each byte that varies */
     Py_buffer room;              /* for an answer; if it is as long as the header, for that alone */
-    Py_ssize_t nbytes, numbers[NUMBERS], slot_count;
+    Py_ssize_t nbytes, pushed; /* of the model; and behind the header of a push */
+    Py_ssize_t numbers[NUMBERS], *ages, age_count; /* the last number stands there, too */
+    Py_ssize_t slot_count;
     Slot slots[SLOTS];
     PyObject *tensors, *ndarray; /* ((name, dtype, shape), ...), and numpy's type */
     long long crowded_at_first, crowded; /* nanoseconds, as of aiops.net.busy_poll */
     volatile int fd;             /* -1 once closed, perhaps by another thread: read at each call */
     int busy, fault, missed;
     Py_ssize_t sent, received;
+    Py_buffer region; /* into which gradients are encoded; no bytes: they travel raw */
+    CodedPiece *pieces;
+    Py_ssize_t piece_count;
     PyThreadState *thread;
     Py_buffer mailbox; /* where messages lie instead of going by the socket; no bytes: there is none */
     int bell, placed;  /* what wakes its server; whether an answer is in the parameters already */
@@ -46,6 +63,19 @@ int signalled(Exchange *self);
 /* Push by a mailbox and take the answer, as `transfer` does. -2: it is not to be used now. */
 int exchange_by_mailbox(Exchange *self, const struct iovec *pieces, int count,
                         unsigned char *target, uint64_t id, long long budget);
+
+/* Take the payloads of coded gradients; None: they are raw. 0: they are none, perhaps with an error. */
+int take_coded(Exchange *self, PyObject *given);
+
+/* Let go of them. */
+void forget_coded(Exchange *self);
+
+/* Encode a gradient, of which there is a view of each tensor or one of all, into the region. 0: a
+ * value of it cannot be, and the encoders are as they were. */
+int encode_all(Exchange *self, const Py_buffer *views, int by_name);
+
+/* Have the encoders be as before the last gradient. */
+void take_back(Exchange *self);
 
 /* Give an exchange its mailbox, or take it away. */
 PyObject *use_mailbox(PyObject *self, PyObject *given);

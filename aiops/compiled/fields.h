@@ -41,7 +41,7 @@
     X(JournalWriter, _written) X(JournalWriter, nbytes) X(JournalWriter, why)                     \
     X(KeptState, journal) X(KeptState, record) X(KeptState, recorder)                             \
     X(KindTraffic, messages) X(KindTraffic, overhead) X(KindTraffic, payload)                     \
-    X(Ledger, _batches) X(Ledger, _exchanges) X(Ledger, _last) X(Ledger, _settled)                \
+    X(Ledger, _alike) X(Ledger, _batches) X(Ledger, _exchanges) X(Ledger, _last) X(Ledger, _settled)                \
     X(Member, answered) X(Member, answers) X(Member, covers) X(Member, excused)                   \
     X(Member, last_seq) X(Member, ledger) X(Member, peer) X(Member, pushes) X(Member, staleness)  \
     X(MessageTransport, _closing) X(MessageTransport, _full) X(MessageTransport, _out)            \

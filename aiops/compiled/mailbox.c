@@ -139,7 +139,7 @@ int exchange_by_mailbox(Exchange *self, const struct iovec *pieces, int count,
     for (int index = 1; index < count; to += pieces[index++].iov_len)
         memcpy(to, pieces[index].iov_base, pieces[index].iov_len);
     self->posted = (self->posted + 1) & (UINT32_MAX >> 2);
-    self->sent = self->push.len + self->nbytes;
+    self->sent = self->push.len + self->pushed;
     atomic_store(word(memory, POSTED_AT), worded(self->posted, POSTED));
     if (atomic_load(word(memory, SERVER_SLEEPS_AT))) {
         const uint64_t one = 1;

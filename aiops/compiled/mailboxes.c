@@ -89,7 +89,7 @@ static char *head_of(const Mailbox *box)
         !read_integer(get(wire, Connection__begin), &begin) ||
         !read_integer(get(wire, Connection__end), &end) ||
         !read_integer(get(wire, Connection__rest), &rest) || begin != end || rest < 0 ||
-        rest > answers->head.len - answers->form.len - answers->nbytes)
+        rest > answers->head.len - answers->form.len - answers->region)
         return NULL;
     PyObject *first = Py_NewRef(get(wire, Connection__rest)); /* `Connection.next_buffer` */
     put(wire, Connection__begin, Py_NewRef(first));
@@ -127,7 +127,7 @@ static int answer_taken(Mailboxes *self, const Mailbox *box, int *general)
 {
     Answers *answers = (Answers *)box->answers;
     PyObject *link = box->link;
-    PyObject *received = PyLong_FromSsize_t(answers->form.len + answers->nbytes);
+    PyObject *received = PyLong_FromSsize_t(answers->form.len + answers->region);
     if (received == NULL)
         return -1;
     answers->fd = -1;
@@ -182,7 +182,7 @@ static int serve(Mailboxes *self, uint32_t place)
     const Answers *answers = (const Answers *)box.answers;
     const char *memory = box.memory.buf;
     memcpy(head, memory + PUSH_AT, (size_t)answers->form.len);
-    memcpy(head + answers->form.len, memory + PAYLOAD_AT, (size_t)answers->nbytes);
+    memcpy(head + answers->form.len, memory + PAYLOAD_AT, (size_t)answers->region);
     PyObject *held[] = {Py_NewRef(box.link), Py_NewRef(box.answers), Py_NewRef(box.shortcut),
                         Py_NewRef(box.memory.obj)};
     int general = 0, done = answer_taken(self, &box, &general);

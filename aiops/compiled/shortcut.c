@@ -50,6 +50,7 @@ static void end(PyObject *object)
             PyBuffer_Release(&self->rates[index].view);
         Py_CLEAR(self->rates[index].array);
     }
+    forget_pieces(self);
     PyMem_Free(self->header);
     PyMem_Free(self->sums);
     Py_CLEAR(self->peer);
@@ -143,9 +144,9 @@ static int take_sections(Answers *self, PyObject *given)
 /* Keep the integers by which accounts grow. */
 static int keep_numbers(Answers *self)
 {
-    Py_ssize_t numbers[] = {self->form.len, self->nbytes, self->answer.len,
-                            self->answer.len + self->nbytes};
-    for (int index = 0; index < 4; index++)
+    Py_ssize_t numbers[] = {self->form.len + self->between, self->nbytes, self->answer.len,
+                            self->answer.len + self->nbytes, self->region - self->between};
+    for (int index = 0; index < 5; index++)
         if ((self->number_of[index] = PyLong_FromSsize_t(numbers[index])) == NULL)
             return 0;
     return (self->one = PyLong_FromLong(1)) != NULL;
@@ -153,23 +154,24 @@ static int keep_numbers(Answers *self)
 
 static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
 {
-    PyObject *parts, *pushed, *answered, *sections, *peer;
+    PyObject *parts, *pushed, *answered, *sections, *peer, *coded;
     Answers *self = (Answers *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL ||
-        !PyArg_ParseTuple(given, "OO!w*y*y*y*O!O!O!nnnLpip", &parts, &PyLong_Type, &peer,
+        !PyArg_ParseTuple(given, "OO!w*y*y*y*O!O!O!nnnLpipO", &parts, &PyLong_Type, &peer,
                           &self->head, &self->form, &self->varies, &self->answer, &PyTuple_Type,
                           &pushed, &PyTuple_Type, &answered, &PyTuple_Type, &sections,
                           &self->nbytes, &self->cost, &self->vbars_width, &self->parameters,
-                          &self->scheduled, &self->scalar_count, &self->has_statistic)) {
+                          &self->scheduled, &self->scalar_count, &self->has_statistic,
+                          &coded)) {
         Py_XDECREF((PyObject *)self);
         return NULL;
     }
     self->fd = -1;
     self->peer = Py_NewRef(peer);
     if (names == NULL && self->nbytes > 0 && self->parameters > 0 && self->form.len > 0 &&
-        self->varies.len == self->form.len && self->head.len >= self->form.len + self->nbytes &&
-        take_slots(self, pushed, answered) && take_sections(self, sections) &&
-        take_parts(self, parts) && keep_numbers(self) &&
+        self->varies.len == self->form.len && take_slots(self, pushed, answered) &&
+        take_sections(self, sections) && take_pieces(self, coded) &&
+        self->head.len >= self->form.len + self->region && take_parts(self, parts) && keep_numbers(self) &&
         self->scalar_count >= 0 && self->scalar_count <= SCALARS &&
         (self->header = PyMem_Malloc((size_t)self->answer.len)) != NULL &&
         (self->sums = PyMem_Malloc((size_t)(self->tensors + 1) * sizeof *self->sums)) != NULL)

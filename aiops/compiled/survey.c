@@ -45,6 +45,11 @@ static double number_of(const Surveyed *section, uint64_t bits)
     return exponent ? ldexp(1024 + digits, exponent - 25) : ldexp(digits, -24);
 }
 
+int are_fit(const char *data, Py_ssize_t nbytes)
+{
+    return largest_of_4(data, nbytes, 0x7FFFFFFF) < 0x5D5E0B6B; /* aiops.kernels.scan */
+}
+
 int survey(const Answers *self, const char *data, double *largest)
 {
     *largest = 0.0;

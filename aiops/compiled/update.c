@@ -277,6 +277,12 @@ static int note(const Answers *self, const Pushed *push, PyObject *now, PyObject
 {
     PyObject *member = self->part[PART_member], *answers = get(member, Member_answers);
     PyObject *ledger = get(member, Member_ledger), *seq = PyLong_FromLongLong(push->number[1]);
+    if (get(ledger, Ledger__alike) != self->part[PART_push_parts]) { /* others have been counted */
+        PyObject *counted = PyObject_CallMethod(ledger, "count_exchanges", NULL);
+        Py_XDECREF(counted);
+        if (counted == NULL)
+            return -1;
+    }
     if (seq == NULL || put(member, Member_last_seq, Py_NewRef(seq)) < 0 ||
         add(member, Member_pushes, self->one) < 0 ||
         put(member, Member_staleness, PyLong_FromLongLong(push->staleness)) < 0 ||
@@ -284,6 +290,7 @@ static int note(const Answers *self, const Pushed *push, PyObject *now, PyObject
         PyObject_SetItem(answers, seq, said) < 0 ||
         put(ledger, Ledger__settled, seq) < 0 ||
         put(ledger, Ledger__last, Py_NewRef(self->part[PART_push_parts])) < 0 ||
+        put(ledger, Ledger__alike, Py_NewRef(self->part[PART_push_parts])) < 0 ||
         add(ledger, Ledger__exchanges, self->one) < 0 ||
         (push->number[2] < 0 && add(ledger, Ledger__batches, self->one) < 0))
         return -1;

@@ -15,6 +15,7 @@ import numpy as np
 
 from aiops.algorithms.base import APPLY
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.codecs.whole_gradient import WholeGradient
 from aiops.compiled.loading import core
 from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member
@@ -71,6 +72,7 @@ class PythonWay(Protocol):
     store: Store
     gradient: Arena
     parts: Parts
+    whole: WholeGradient | None
 
     def general(self, nbytes: int, now: float, record: Any) -> bytes | None:
         """Answer a push, or return None."""
@@ -121,6 +123,9 @@ def compiled_answers(
         return None
     store, layout = steady.store, steady.store.layout
     forms = [_INTEGERS.get(slot.code) for slot in template.slots]
+    coded = None if steady.whole is None else _coded(steady.whole, steady.gradient, template)
+    if steady.whole is not None and coded is None:
+        return None
     has_statistic = store.rule.statistic is not None
     given = sorted(answer.slots, key=lambda slot: slot.begin)
     if None in forms or not _is_usual(given, has_statistic):
@@ -184,7 +189,7 @@ def compiled_answers(
             answer.data,
             tuple(
                 (slot.begin, slot.end - slot.begin, bool(signed))
-                for slot, signed in zip(template.slots, forms, strict=True)
+                for slot, signed in zip(template.slots[:4], forms, strict=False)
             ),
             tuple(slot.begin for slot in given),
             tuple(sections),
@@ -195,10 +200,32 @@ def compiled_answers(
             numbers.scheduled,
             len(store.rule.scalars),
             has_statistic,
+            coded,
         )
     except ValueError:  # a model of more sections than are usual
         return None
     return made
+
+
+def _coded(whole: WholeGradient, gradient: Arena, template: Template) -> tuple[object, ...] | None:
+    """Return how coded gradients lie in messages; None: the codecs' loops are not compiled.
+
+    Also where a message has the versions of its parts in several widths.
+    """
+    first, *others = template.slots[3:]
+    if any(slot.code != first.code for slot in others):
+        return None
+    pieces = []
+    for piece in whole.pieces:
+        address = second = 0
+        if piece.codec is not None:
+            entries = piece.codec.entered()
+            if entries is None:
+                return None
+            address, second = entries.decode, piece.second
+        pieces.append((address, *piece[:4], second))
+    ages = tuple(slot.begin for slot in others)
+    return ages, tuple(pieces), gradient.data, whole.nbytes, whole.between
 
 
 def _is_usual(slots: list[Slot], has_statistic: bool) -> bool:

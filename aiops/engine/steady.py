@@ -10,8 +10,10 @@ An exchange goes this way when all of this holds, and the general way (`Engine.h
 
 * its header is that of an earlier one of this connection but for the values of its id, its sequence
   number and its two versions (`aiops.wire.template`); so no part of it has to be checked again;
-* it is one raw payload of at most `MOST` bytes, the whole model, from a worker, which asks for
-  nothing but all parameters;
+* it is the gradient of a whole model of at most `MOST` bytes, raw or in codecs whose payloads have
+  constant lengths (`aiops.codecs.whole_gradient`), from a worker, which asks for nothing but all
+  parameters;
+* a coded one is not to be recorded;
 * the server does nothing else with it than update and answer: no bandwidth budget, no coded
   answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
   reads what the worker was sent, a policy that decides `APPLY` and is `repeatable`;
@@ -22,7 +24,8 @@ Until all of this has been checked nothing is changed, so that the general way f
 was, and makes the error of a push that is refused.
 
 A push is received in its connection's head buffer. Those of larger models have `ROOM` bytes
-together; a connection for which there is none left goes the general way.
+together; a connection for which there is none left goes the general way. A coded gradient is
+decoded into one arena that all connections share: each push is used before the next is looked at.
 """
 
 from __future__ import annotations
@@ -32,12 +35,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from aiops.codecs.raw import NAME as RAW
+from aiops.codecs.whole_gradient import WholeGradient
 from aiops.engine.compiled_answers import compiled_answers
 from aiops.engine.membership import Acknowledged, Member
 from aiops.engine.update_queue import UpdateQueue
 from aiops.kernels.scan import Surveyor
 from aiops.model.arena import Arena
-from aiops.model.layout import Ints
+from aiops.model.layout import Bytes, Ints
 from aiops.model.parts import LARGEST, Part, Parts
 from aiops.store.parameters import Store
 from aiops.store.resources import Resources, unmeasured
@@ -106,7 +111,7 @@ class Shortcut:
     answer
         The template of the answers.
     parts
-        The parts of a push, for the accounts.
+        The parts of a raw push, for the accounts.
     room
         Bytes that head buffers of larger models may still have.
     """
@@ -127,7 +132,8 @@ class Shortcut:
         self._has_statistic = store.rule.statistic is not None
         self._nbytes = nbytes = store.layout.nbytes
         self.room = ROOM  # that is left
-        self.parts: Parts = (Part(0, nbytes, "raw", nbytes, 0),)
+        self.parts: Parts = (Part(0, nbytes, RAW, nbytes, 0),)
+        self._decoded: Arena | None = None
         self.answer = _answers(store)
 
     def learn(
@@ -147,24 +153,50 @@ class Shortcut:
             The short way that the connection has, or None.
         """
         nbytes = self._nbytes
-        if not (nbytes <= MOST and member.worker and is_steady(push, nbytes)):
+        if not (nbytes <= MOST and member.worker and wants_all(push)):
             return known
-        frame = framed(wire.header, nbytes)
+        whole = None
+        if [part[:4] for part in push.parts] != [part[:4] for part in self.parts]:
+            whole = self._coded(push)
+            if whole is None:
+                return known
+        frame = framed(wire.header, push.parts[0].nbytes)
         if known is not None and known.takes(frame):
             return known
-        found = slots(wire.header)
-        if wire.forms >= _FORMS or not all(path in found for path in _PUSHED):
+        found, paths = slots(wire.header), list(_PUSHED)
+        paths += [("parts", index, 4) for index in range(1, len(push.parts))]
+        if wire.forms >= _FORMS or not all(path in found for path in paths):
             return known
         if decode(wire.header) != push:  # the header is a later message's
             return known
         if known is not None:
             known.lost()  # of its room, which the other one has
-        needed = nbytes if nbytes > SMALL else 0
+        needed = nbytes if whole is None else whole.nbytes
+        needed = needed if needed > SMALL else 0
         if needed > self.room:
             return None
         self.room -= needed
-        template = Template(frame, [found[path] for path in _PUSHED])
-        return Steady(self, member, peer, wire, template, needed)
+        template = Template(frame, [found[path] for path in paths])
+        return Steady(self, member, peer, wire, template, needed, whole)
+
+    def _coded(self, push: Push) -> WholeGradient | None:
+        """Return how pushes like this one lie in messages; None: they go the general way.
+
+        A filter measures a gradient in the update queue, where it is decoded for that alone.
+        """
+        if self.updates.screen is not None:
+            return None
+        whole = WholeGradient.of(self.store.layout, push.parts)
+        if whole is None or not whole.is_ready(self.store.backend):
+            return None
+        return whole
+
+    @property
+    def decoded(self) -> Arena:
+        """What coded gradients are decoded into, one at a time."""
+        if self._decoded is None:
+            self._decoded = Arena(self.store.layout)
+        return self._decoded
 
     def update(
         self,
@@ -249,13 +281,16 @@ def shortcut(
     return Shortcut(store, updates, surveyors, machine)
 
 
+def wants_all(push: Push) -> bool:
+    """Return whether a push is of one mini-batch, and asks for nothing but all parameters, raw."""
+    return push.fetch and not (
+        push.wants or push.coded or push.count != 1 or push.lr_factors or not push.parts
+    )
+
+
 def is_steady(push: Push, nbytes: int) -> bool:
     """Return whether a push is one raw part of all ``nbytes``, and asks for all parameters."""
-    if not push.fetch or push.wants or push.coded or push.count != 1 or push.lr_factors:
-        return False
-    if len(push.parts) != 1:
-        return False
-    return push.parts[0][:4] == (0, nbytes, "raw", nbytes)
+    return wants_all(push) and [part[:4] for part in push.parts] == [(0, nbytes, RAW, nbytes)]
 
 
 def _answers(store: Store) -> Template:
@@ -287,6 +322,8 @@ class Steady:
         The form that pushes must have.
     room
         The bytes of `Shortcut.room` that it has taken. Default: 0.
+    whole
+        How coded gradients lie in messages; None: they are raw.
 
     Attributes
     ----------
@@ -294,8 +331,8 @@ class Steady:
         Bytes that an exchange's update reads and writes.
     member, peer, nbytes
         As above; the model's bytes, of each push and of each answer.
-    store, gradient, parts
-        The parameters, and a push's gradient and parts.
+    store, gradient, parts, whole
+        The parameters, a push's gradient and parts, and as above.
     compiled
         What does the same as `general` in compiled code; None: there is none.
     exchange
@@ -310,13 +347,19 @@ class Steady:
         wire: Connection,
         template: Template,
         room: int = 0,
+        whole: WholeGradient | None = None,
     ) -> None:
         self._room = room
         self._shared, self.member, self.peer, self._wire = shared, member, peer, wire
-        self.store, self._template, self.parts = shared.store, template, shared.parts
+        self.store, self._template, self.whole = shared.store, template, whole
         layout = shared.store.layout
-        payload = wire.expect(template, layout.nbytes)
-        self.gradient = Arena(layout, np.frombuffer(payload, np.uint8))
+        if whole is None:
+            self.parts, payload = shared.parts, wire.expect(template, layout.nbytes)
+            self.gradient = Arena(layout, np.frombuffer(payload, np.uint8))
+        else:
+            self.parts, self.gradient = whole.parts, shared.decoded
+            payload = wire.expect(template, whole.nbytes, whole.between)
+        self._payload: Bytes = np.frombuffer(payload, np.uint8)
         self._answer = shared.answer
         self._answered = shared.machine.measure("send", wire.answered)
         self.cost, self.nbytes = shared.store.cost, layout.nbytes
@@ -355,10 +398,20 @@ class Steady:
         found = self._wire.match(nbytes)
         if not found:
             return None if found is None else b""
-        said = self._shared.update(self.member, self.peer, found, self.gradient, now, record)
+        whole, numbers = self.whole, found[:4]
+        if (
+            whole is not None
+            and (
+                record is not None  # a row has the gradient raw
+                or any(age != found[3] for age in found[4:])
+                or not whole.decode(self._payload, self.gradient)
+            )
+        ):
+            return None
+        said = self._shared.update(self.member, self.peer, numbers, self.gradient, now, record)
         if said is None:
             return None
-        id, _seq, _have, base = found
+        id, _seq, _have, base = numbers
         number, _used, staleness, mean, vbar, vbars, _why = said
         values: list[float | bytes] = [id, number, number, staleness, mean, base + staleness + 1]
         if vbar is not None:

@@ -20,6 +20,8 @@ __all__ = [
     "fp16_to_float",
     "helper",
     "prefetch",
+    "read_only",
+    "writable",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,6 +46,8 @@ prefetch = NumbaWord("prefetch")
 bf16_to_float = NumbaWord("bf16_to_float")
 fp16_to_float = NumbaWord("fp16_to_float")
 float_to_fp16 = NumbaWord("float_to_fp16")
+read_only = NumbaWord("read_only")
+writable = NumbaWord("writable")
 
 
 def helper(*, inline: bool = False) -> Callable[[F], F]:

@@ -39,6 +39,7 @@ __all__ = [
     "compile_loop",
     "compiled",
     "disjoint",
+    "entry",
     "float_to_fp16",
     "float_to_fp16_bits",
     "flushed",
@@ -122,6 +123,12 @@ def compile_loop(function: F, signature: Any) -> F:
     assert isinstance(function, FunctionType)
     bound: F = _bound(function, _namespace(function.__module__))
     return compiled(bound, signature, cache=True)
+
+
+def entry(function: Callable[..., Any], signature: Any) -> int:
+    """Return the `address` of such a function, as `compile_loop` binds it."""
+    assert isinstance(function, FunctionType)
+    return address(_bound(function, _namespace(function.__module__)), signature, cache=True)
 
 
 @functools.cache

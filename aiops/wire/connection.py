@@ -170,7 +170,17 @@ class Connection:
     missing: int
 
     __slots__ = (
-        *("_begin", "_borrowed", "_end", "_filled", "_head", "_least", "_length", "_message"),
+        *(
+            "_begin",
+            "_between",
+            "_borrowed",
+            "_end",
+            "_filled",
+            "_head",
+            "_least",
+            "_length",
+            "_message",
+        ),
         *("_part",),
         *("_parts", "_rest", "_side", "_sink", "_usual", "_usually", "_whole", "expected", "forms"),
         *("header", "limits", "missing", "on_long", "pending", "shared", "state", "traffic"),
@@ -192,7 +202,8 @@ class Connection:
         self._usual = self._room  # bytes of _head, unless a long header is being read
         self.header = b""
         self.expected: Template | None = None
-        self._whole = 0  # bytes of a message as it is expected, with its payload
+        self._whole = 0  # bytes of a message as it is expected, with its payloads
+        self._between = 0  # of them, those of prefixes between payloads
         self.forms = 0
         self._least = 0  # bytes of _head that messages about rows need
         self._message: Message | None = None  # its header has been read, and its payloads not
@@ -416,27 +427,31 @@ class Connection:
         """The head buffer, which is another one whenever `expected` changes."""
         return self._head
 
-    def expect(self, template: Template, nbytes: int) -> memoryview:
-        """Have `match` look for messages of one form, each with one payload.
+    def expect(self, template: Template, nbytes: int, between: int = 0) -> memoryview:
+        """Have `match` look for messages of one form.
 
         Parameters
         ----------
         template
-            The form of all that precedes the payload: two prefixes, and the header between them.
+            The form of all that precedes the first payload: two prefixes, and the header between
+            them.
         nbytes
-            Bytes of the payload: the whole message fits in the head buffer, which is made as large.
+            Bytes from there on: the whole message fits in the head buffer, which is made as large.
+        between
+            Those of them that are prefixes of further payloads, which are not compared.
 
         Returns
         -------
         memoryview
-            The payload of a message that `match` finds, 64-byte aligned, valid until the next bytes
-            are received; the same memory each time, until `expected` changes.
+            All from the first payload on of a message that `match` finds, 64-byte aligned, valid
+            until the next bytes are received; the same memory each time, until `expected` changes.
         """
         self.forms += 1
         whole = template.size + nbytes
         self._resize(max(_HEAD, whole + 2 * _LINE, self._least))
         address = np.frombuffer(self._head, np.uint8).ctypes.data
         self.expected, self._whole, self._usual = template, whole, len(self._head)
+        self._between = between
         self._rest = -(address + template.size) % _LINE
         begin = self._rest + template.size
         return self._head[begin : begin + nbytes]
@@ -485,7 +500,8 @@ class Connection:
         answer.pieces[1::2] = values
         head = answer.pack(*answer.pieces)
         self._begin = self._end = self._rest
-        traffic, overhead, out = self.traffic, self.expected.size, answer.size + len(payload)
+        overhead = self.expected.size + self._between
+        traffic, out = self.traffic, answer.size + len(payload)
         traffic.bytes_in += nbytes
         traffic.messages_in += 1
         counted = traffic.kinds_in["push"]

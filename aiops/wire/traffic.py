@@ -56,32 +56,30 @@ class Traffic:
     kinds_out: dict[str, KindTraffic] = field(default_factory=lambda: defaultdict(KindTraffic))
 
     def exchanged(
-        self, sent: tuple[str, int], received: tuple[str, int], nbytes: int, count: int = 1
+        self, sent: tuple[str, int, int], received: tuple[str, int, int], count: int = 1
     ) -> None:
-        """Count equal exchanges: a message sent, and one received, each with one payload.
+        """Count equal exchanges: a message sent, and one received.
 
         Parameters
         ----------
         sent, received
-            Of each message: its kind, and its bytes beside the payload.
-        nbytes
-            Bytes of either payload.
+            Of each message: its kind, its bytes beside payloads, and those of its payloads.
         count
             The number of exchanges. Default: 1.
         """
-        (kind_out, out), (kind_in, back) = sent, received
+        (kind_out, out, given), (kind_in, back, taken) = sent, received
         self.messages_out += count
         self.messages_in += count
-        self.bytes_out += count * (out + nbytes)
-        self.bytes_in += count * (back + nbytes)
+        self.bytes_out += count * (out + given)
+        self.bytes_in += count * (back + taken)
         counted = self.kinds_out[kind_out]  # `KindTraffic.add` in line: two calls less per exchange
         counted.messages += count
         counted.overhead += count * out
-        counted.payload += count * nbytes
+        counted.payload += count * given
         counted = self.kinds_in[kind_in]
         counted.messages += count
         counted.overhead += count * back
-        counted.payload += count * nbytes
+        counted.payload += count * taken
 
     def received(self, kind: str, overhead: int, payload: int) -> None:
         """Count a message that was received whole, of these `sizes`."""

@@ -1,4 +1,5 @@
-"""aiops with ``--state``: the settings ``state`` (a folder, empty: none), ``acks`` and ``codec``.
+"""aiops with a state or with codecs: the settings ``state`` (a folder, empty: none) and ``acks``,
+``codec`` of gradients, and ``fetch_codec`` of parameters.
 
 The cycle is that of `benchmarks.peers.ours`. Gradients that travel raw are checked as there; what a
 lossy codec makes of them is checked by counts: every push was used, and made a version.
@@ -18,7 +19,13 @@ from benchmarks.peers.ours import ENVIRONMENT, missing
 __all__ = ["ENVIRONMENT", "SETTINGS", "Server", "Worker", "missing"]
 
 RAW = "raw"
-SETTINGS: Mapping[str, Setting] = {**ours.SETTINGS, "state": "", "acks": "written", "codec": RAW}
+SETTINGS: Mapping[str, Setting] = {
+    **ours.SETTINGS,
+    "state": "",
+    "acks": "written",
+    "codec": RAW,
+    "fetch_codec": RAW,
+}
 
 
 class Server(ours.Server):
@@ -27,8 +34,9 @@ class Server(ours.Server):
     def flags(self) -> list[str]:
         """Return its command-line flags."""
         settings, flags = self._job.settings, super().flags()
-        if settings["codec"] != RAW:
-            flags += ["--push-codec", str(settings["codec"])]
+        for name, flag in (("codec", "--push-codec"), ("fetch_codec", "--fetch-codec")):
+            if settings[name] != RAW:
+                flags += [flag, str(settings[name])]
         if settings["state"]:
             flags += ["--state", str(settings["state"]), "--acks", str(settings["acks"])]
         return flags
@@ -42,7 +50,7 @@ class Server(ours.Server):
                 f"after {cycles} pushes the server has used {stats['gradients']} gradients and made"
                 f" {stats['version']} versions"
             )
-        if self._job.settings["codec"] == RAW:
+        if _is_raw(self._job):
             base.check_server(params["w"], cycles)
         kept = stats.get("state")
         if bool(kept) != bool(self._job.settings["state"]) or (kept and kept["ended"]):
@@ -58,9 +66,14 @@ class Worker(ours.Worker):
 
     def check(self, total: int) -> str:
         """Fail unless the parameters are of one version, as far as that can be told."""
-        if self._job.settings["codec"] == RAW:
+        if _is_raw(self._job):
             least = total // self._job.workers  # its own cycles: all workers have as many
             return base.check_worker(self.params, least, total, whole=True)
         if not np.isfinite(self.params).all() or not self.params.any():
             raise ValueError("the worker's parameters are not finite, or have not changed")
         return "whole"
+
+
+def _is_raw(job: Job) -> bool:
+    """Return whether nothing is lost on the way, so that the parameters are known to the bit."""
+    return job.settings["codec"] == job.settings["fetch_codec"] == RAW

@@ -57,12 +57,18 @@ def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | No
             return None
         varies[slot.begin : slot.end] = b"\xff" * (slot.end - slot.begin)
         slots.append((slot.begin, slot.end - slot.begin, kind))
-    id, seq, have, age = (slot.begin for slot in forms.push.slots)
+    id, seq, have, *ages = (slot.begin for slot in forms.push.slots)
+    coded = None
+    if forms.coded is not None:
+        pieces = forms.coded.compiled()
+        if pieces is None:
+            return None
+        coded = forms.coded.region, tuple(map(tuple, pieces))
     try:
         return exchange(
             sock.fileno(),
             bytearray(forms.push.data),
-            (id, seq, have, age),
+            (id, seq, have, *ages),
             ack.data,
             bytes(varies),
             tuple(slots),
@@ -71,6 +77,7 @@ def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | No
             forms.tensors,
             np.ndarray,
             Spin.CROWDED,
+            coded,
         )
     except ValueError:  # a mean of another kind, say
         return None

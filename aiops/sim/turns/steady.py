@@ -90,9 +90,10 @@ class SteadyTurn:
         pending.next_id, pending.seq = id + 1, seq
         pending.answered += 1
         self._ledger.exchanged(seq, True, self._parts)
-        nbytes, sent, received = len(arena.data), self._push, self._ack
-        session.wire.traffic.exchanged(("push", sent), ("ack", received), nbytes)
-        self._traffic.exchanged(("ack", received), ("push", sent), nbytes)
+        nbytes = len(arena.data)
+        push, ack = ("push", self._push, nbytes), ("ack", self._ack, nbytes)
+        session.wire.traffic.exchanged(push, ack)
+        self._traffic.exchanged(ack, push)
         lease = self._shared.store.lease()
         params.read(lease.version.room, lease.release)
         number, _used, staleness, mean, vbar, vbars, _why = acknowledged
