@@ -12,7 +12,7 @@ import contextvars
 import dataclasses
 import os
 import select
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -56,8 +56,14 @@ class Faults:
 class MemoryServer:
     """An engine, and the connections that clients have made to it."""
 
-    def __init__(self, policy: str = "asgd", settings: Mapping[str, Any] | None = None) -> None:
-        self.engine = Engine(find(policy).make({"lr": 0.5, **(settings or {})}), Options())
+    def __init__(
+        self,
+        policy: str = "asgd",
+        settings: Mapping[str, Any] | None = None,
+        push_codec: Sequence[str] = (),
+    ) -> None:
+        algorithm = find(policy).make({"lr": 0.5, **(settings or {})})
+        self.engine = Engine(algorithm, Options(push_codec=tuple(push_codec)))
         self.sockets: list[MemorySocket] = []
         self.faults = Faults()  # of the sockets that are made from here on
         self.answer: Callable[[Message], Message] = lambda message: message

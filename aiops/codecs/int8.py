@@ -116,6 +116,21 @@ def loops() -> tuple[Callable[..., None], Callable[..., None]]:
     )
 
 
+@helper(inline=True)
+def _scale_of(top: Any) -> Any:
+    """Return the scale of a block whose largest magnitude has these bits."""
+    scale = _U(top).view(np.float32) / MOST
+    scale = scale if scale < LARGEST else LARGEST
+    return scale if scale >= SMALLEST else _F(0.0)
+
+
+@helper(inline=True)
+def _code_of(value: Any, inverse: Any) -> Any:
+    code = _I(np.rint(value * inverse))
+    code = code if code < _I(127) else _I(127)
+    return code if code > _I(-127) else _I(-127)
+
+
 @helper()
 def _quantise(block: Any, codes: Any) -> Any:
     """Write the codes of a block; return its scale."""
@@ -124,14 +139,29 @@ def _quantise(block: Any, codes: Any) -> Any:
     for i in range(block.size):
         magnitude = _U(_F(block[i]).view(np.uint32) & _MAGNITUDE)
         top = magnitude if magnitude > top else top
-    scale = _U(top).view(np.float32) / MOST
-    scale = scale if scale < LARGEST else LARGEST
-    scale = scale if scale >= SMALLEST else _F(0.0)
+    scale = _scale_of(top)
     inverse = _F(1.0) / scale if scale > _F(0.0) else _F(0.0)
     for i in range(block.size):
-        code = _I(np.rint(block[i] * inverse))
-        code = code if code < _I(127) else _I(127)
-        codes[i] = code if code > _I(-127) else _I(-127)
+        codes[i] = _code_of(block[i], inverse)
+    return scale
+
+
+@helper()
+def _quantise_with(block: Any, rest: Any, codes: Any) -> Any:
+    """Write the codes of a block and its rest, and leave there what they lose; return the scale."""
+    disjoint()
+    top = _U(0)
+    for i in range(block.size):
+        exact = _F(rest[i] + block[i])
+        rest[i] = exact
+        magnitude = _U(exact.view(np.uint32) & _MAGNITUDE)
+        top = magnitude if magnitude > top else top
+    scale = _scale_of(top)
+    inverse = _F(1.0) / scale if scale > _F(0.0) else _F(0.0)
+    for i in range(block.size):
+        code = _code_of(rest[i], inverse)
+        codes[i] = code
+        rest[i] -= _F(code) * scale
     return scale
 
 
@@ -161,26 +191,15 @@ def are_scales(scales: Any, largest: Any) -> Any:
 
 
 @helper()
-def _subtract_coded(rest: Any, codes: Any, scale: Any) -> None:
-    disjoint()
-    for i in range(rest.size):
-        rest[i] -= _F(codes[i]) * scale
-
-
-@helper()
 def _encode(values: Any, rest: Any, scales: Any, codes: Any) -> None:
     for number in range(scales.size):
         start = number * BLOCK
         stop = min(start + BLOCK, values.size)
         block, code = values[start:stop], codes[start:stop]
         if rest.size:
-            left = rest[start:stop]
-            add_into(left, block)
-            scale = _quantise(left, code)
-            _subtract_coded(left, code, scale)
+            scales[number] = _quantise_with(block, rest[start:stop], code)
         else:
-            scale = _quantise(block, code)
-        scales[number] = scale
+            scales[number] = _quantise(block, code)
 
 
 @helper()

@@ -348,8 +348,7 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
     if (push.now == -1.0 && PyErr_Occurred())
         return NULL;
     const char *head = (const char *)self->head.buf + first;
-    if (whole < 0 || (self->piece_count && record != Py_None) ||
-        !has_numbers(self, (const unsigned char *)head, &push) || !has_accounts(self, row) ||
+    if (whole < 0 || !has_numbers(self, (const unsigned char *)head, &push) || !has_accounts(self, row) ||
         !is_idle(self) || !find_gradient(self, head + self->form.len, &push))
         goto general;
     int goes = applies(self, &push);

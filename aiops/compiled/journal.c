@@ -238,7 +238,7 @@ int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *
               PyObject *sums)
 {
     const long long *number = push->number;
-    if (is_of(record, KeptState_class)) {
+    if (!self->piece_count && is_of(record, KeptState_class)) {
         uint32_t check;
         int done = find_check(self, sums, &check);
         if (done == 0)
@@ -246,6 +246,10 @@ int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *
         if (done != 0)
             return done < 0 ? -1 : 0;
     }
+    PyObject *coded = NULL;
+    if (self->piece_count && (coded = record = PyObject_CallMethod(self->part[PART_steady],
+                                                                   "record_of", "O", record)) == NULL)
+        return -1;
     PyObject *numbers = Py_BuildValue("LLLL", number[0], number[1], number[2], number[3]);
     sums = sums == Py_None ? sums_of(self) : Py_NewRef(sums);
     PyObject *found =
@@ -255,6 +259,7 @@ int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *
                                   leased ? Py_True : Py_False, self->peer, numbers,
                                   self->part[PART_gradient],
                                   get(self->part[PART_updates], UpdateQueue_tickets), sums);
+    Py_XDECREF(coded);
     Py_XDECREF(numbers);
     Py_XDECREF(sums);
     Py_XDECREF(found);

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
@@ -325,6 +325,17 @@ class Recorder(RowCounter):
         self._later = number
         row = replace(row, payload=gradient.data.copy())  # the next push overwrites it
         return AppendRow(number, row, later=True)
+
+    def exchanged_coded(self, *exchange: Any) -> tuple[AppendRow, AppendRow]:
+        """Return the effects that append the rows of one whose gradient is coded: `coded_rows`."""
+        received, applied = self.coded_rows(*exchange)
+        last = self.next - 1
+        if not self.pending:
+            return AppendRow(last - 1, received, more=True), AppendRow(last, applied)
+        self._later = last
+        assert received.payload is not None
+        received = replace(received, payload=received.payload.copy())  # the next one overwrites it
+        return AppendRow(last - 1, received, later=True), AppendRow(last, applied, later=True)
 
     def hold(self, peer: int, answer: bytes) -> bool:
         """Keep the answer to the last steady exchange, if it has to wait; return whether it has."""

@@ -110,6 +110,34 @@ class RowCounter:
         self.next += 1
         return JournalRow(RowKind.STEADY, time, flags, STEADY_ROW.pack(*fields), gradient.data)
 
+    def coded_rows(
+        self,
+        time: float,
+        leased: bool,
+        peer: int,
+        push: Push,
+        payload: Bytes,
+        ticket: int,
+        sums: Ints,
+    ) -> tuple[JournalRow, JournalRow]:
+        """Return the rows of a steady exchange of a coded gradient, which take two numbers.
+
+        They are those of a push that was received, and of its update, which left a version without
+        readers.
+
+        Parameters
+        ----------
+        time, leased, peer, push, payload, ticket, sums
+            As of `aiops.engine.steady.ExchangeRecord.exchanged_coded`.
+        """
+        self.next += 2
+        fields = [peer, encode(push), None, True]
+        mark = pack([ticket, check_of(ticket, sums)])
+        return (
+            JournalRow(RowKind.RECEIVED, time, LEASED * leased, pack(fields), payload),
+            JournalRow(RowKind.APPLIED, time, 0, mark),
+        )
+
 
 def passes(event: Event) -> bool:
     """Return whether an event changes nothing, and has no row."""

@@ -13,7 +13,6 @@ An exchange goes this way when all of this holds, and the general way (`Engine.h
 * it is the gradient of a whole model of at most `MOST` bytes, raw or in codecs whose payloads have
   constant lengths (`aiops.codecs.whole_gradient`), from a worker, which asks for nothing but all
   parameters;
-* a coded one is not to be recorded;
 * the server does nothing else with it than update and answer: no bandwidth budget, no coded
   answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
   reads what the worker was sent, a policy that decides `APPLY` and is `repeatable`;
@@ -67,8 +66,8 @@ _FORMS = 32
 needs one; a client that encodes each in the fewest bytes needs one per width."""
 
 
-class ExchangeRecord(Protocol):
-    """Records steady exchanges, which are no events."""
+class RawRecord(Protocol):
+    """Records steady exchanges of raw gradients, which are no events."""
 
     def exchanged(
         self,
@@ -93,6 +92,64 @@ class ExchangeRecord(Protocol):
         ticket, sums
             The update's number and result, as in `aiops.engine.events.Applied`.
         """
+
+
+class ExchangeRecord(RawRecord, Protocol):
+    """Records steady exchanges."""
+
+    def exchanged_coded(
+        self,
+        time: float,
+        leased: bool,
+        peer: int,
+        push: Push,
+        payload: Bytes,
+        ticket: int,
+        sums: Ints,
+        /,
+    ) -> None:
+        """Record an exchange of a coded gradient, before it is answered.
+
+        Parameters
+        ----------
+        time, leased, peer, ticket, sums
+            As of `exchanged`.
+        push
+            The message.
+        payload
+            Its payloads, one after the other. The memory is used again afterwards.
+        """
+
+
+class CodedRecord:
+    """Records exchanges of coded gradients, given as raw ones are: a `RawRecord`.
+
+    Parameters
+    ----------
+    record
+        Where they are recorded.
+    whole, region
+        How they lie in messages, and the last one.
+    """
+
+    def __init__(self, record: ExchangeRecord, whole: WholeGradient, region: Bytes) -> None:
+        self._record, self._whole, self._region = record, whole, region
+
+    def exchanged(
+        self,
+        time: float,
+        leased: bool,
+        peer: int,
+        numbers: tuple[int, ...],
+        gradient: Arena,
+        ticket: int,
+        sums: Ints,
+    ) -> None:
+        """Record the exchange whose gradient was decoded last."""
+        id, seq, have, base = numbers
+        parts = tuple(part._replace(version=base) for part in self._whole.parts)
+        push, payload = Push(id, seq, True, have, parts), self._whole.payloads(self._region)
+        self._record.exchanged_coded(time, leased, peer, push, payload, ticket, sums)
 
 
 Exchange: TypeAlias = Callable[[int, float, ExchangeRecord | None], bytes | None]
@@ -205,7 +262,8 @@ class Shortcut:
         numbers: tuple[int, ...],
         gradient: Arena,
         now: float,
-        record: ExchangeRecord | None,
+        record: RawRecord | None,
+        parts: Parts | None = None,
     ) -> Acknowledged | None:
         """Update the parameters with a worker's gradient of the whole model, and note the exchange.
 
@@ -222,6 +280,8 @@ class Shortcut:
             The time, in seconds.
         record
             Where the exchange is recorded, or None.
+        parts
+            In which it travelled, always the same object; None: raw.
 
         Returns
         -------
@@ -268,7 +328,7 @@ class Shortcut:
         vbar, vbars = store.statistic() if self._has_statistic else (None, b"")
         said = (number, True, staleness, float(staleness), vbar, vbars, "")
         member.exchanged(now, seq, said)
-        member.ledger.exchanged(seq, have >= 0, self.parts)
+        member.ledger.exchanged(seq, have >= 0, self.parts if parts is None else parts)
         return said
 
 
@@ -377,6 +437,12 @@ class Steady:
         """Return whether the connection already matches messages of this form."""
         return self._wire.expected is self._template and self._template.values(frame) is not None
 
+    def record_of(self, record: ExchangeRecord | None) -> RawRecord | None:
+        """Return what records the exchanges of this connection, given what records all."""
+        if record is None or self.whole is None:
+            return record
+        return CodedRecord(record, self.whole, self._payload)
+
     def general(self, nbytes: int, now: float, record: ExchangeRecord | None) -> bytes | None:
         """Answer a push if these bytes complete it, and it meets all conditions: `exchange`.
 
@@ -399,16 +465,13 @@ class Steady:
         if not found:
             return None if found is None else b""
         whole, numbers = self.whole, found[:4]
-        if (
-            whole is not None
-            and (
-                record is not None  # a row has the gradient raw
-                or any(age != found[3] for age in found[4:])
-                or not whole.decode(self._payload, self.gradient)
-            )
-        ):
-            return None
-        said = self._shared.update(self.member, self.peer, numbers, self.gradient, now, record)
+        if whole is not None:
+            if any(age != found[3] for age in found[4:]):
+                return None
+            if not whole.decode(self._payload, self.gradient):
+                return None
+        given = self.member, self.peer, numbers, self.gradient, now
+        said = self._shared.update(*given, self.record_of(record), self.parts)
         if said is None:
             return None
         id, _seq, _have, base = numbers

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.codecs import find
 from aiops.compiled.loading import core
 from aiops.engine import compiled_answers
 from aiops.engine.staleness import RecentStaleness
@@ -866,3 +867,152 @@ def test_a_field_has_a_place_of_its_own() -> None:
         library.learn_fields({"Pace": 7})
     library.learn_fields({})
     compiled_answers._learn.__wrapped__(library)  # as they were
+
+
+# ---------------------------------------------------------------- coded gradients
+
+CODED = {
+    "a": np.zeros(300, np.float32),
+    "b": np.zeros(3, np.float32),
+    "c": np.zeros(400, np.float32),
+}
+PLACES = {"a": (0, 1200, "int8", 308), "b": (1200, 1212, "raw", 12), "c": (1212, 2812, "bf16", 800)}
+"""Of each: the bytes of the model, the codec, and the bytes of the payload."""
+
+
+class TestCoded:
+    """Gradients in several payloads, two of them coded."""
+
+    @pytest.fixture
+    async def scene(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+        monkeypatch.setattr(Scene, "push", self.push)
+        others = {"kernels": "auto", "push_codec": ["int8", "bf16@c"]}
+        async for each in scenes(monkeypatch, "asgd", CODED, **others):
+            assert each.steady.whole is not None
+            self.region = each.steady.whole.nbytes
+            yield each
+
+    @staticmethod
+    def push(
+        scene: Scene,
+        *,
+        bases: tuple[int, int, int] = (0, 0, 0),
+        values: Mapping[str, Array] | None = None,
+        payloads: Mapping[str, bytes] | None = None,
+        **_others: Any,
+    ) -> bytes:
+        scene.seq += 1
+        values = values or {name: np.full_like(array, 0.5) for name, array in CODED.items()}
+        found, parts = [], []
+        for (name, place), base in zip(PLACES.items(), bases, strict=True):
+            codec = find(place[2]) if place[2] != "raw" else None
+            array = values[name]
+            payload = (
+                array.tobytes()
+                if codec is None
+                else bytes(codec.encoder(array.shape, feedback=False).encode(array))
+            )
+            found.append((payloads or {}).get(name, payload))
+            parts.append(Part(*place, base))
+        message = messages.Push(scene.seq, scene.seq, True, 0, tuple(parts))
+        return enclose(encode(message), *found)
+
+    async def test_it_is_answered(self, scene: Scene) -> None:
+        before = scene.compiled.answered
+        assert is_answer(scene.exchange(), scene)
+        assert scene.compiled.answered == before + 1
+        assert scene.compiled.direct == scene.compiled.answered
+        pushed = list(scene.steady.gradient.views.values())
+        assert [bytes(each) for each in pushed] == [
+            np.full_like(array, 0.5).tobytes() for array in CODED.values()
+        ]
+
+    async def test_each_byte_of_a_prefix_between_payloads(self, scene: Scene) -> None:
+        data = scene.push()
+        head = len(data) - self.region
+        for at in (*range(308, 313), *range(325, 330)):
+            wrong = bytearray(data)
+            wrong[head + at] ^= 0x01
+            assert scene.exchange(bytes(wrong)) == GENERAL, at
+        assert is_answer(scene.exchange(data), scene)
+
+    @pytest.mark.parametrize("number", [1, 2])
+    async def test_tensors_of_several_versions(self, number: int, scene: Scene) -> None:
+        bases = [scene.current.number] * 3
+        bases[number] -= 1
+        assert scene.exchange(scene.push(bases=tuple(bases))) == GENERAL
+        assert is_answer(scene.exchange(), scene)
+
+    @pytest.mark.parametrize(
+        ("name", "payload"),
+        [
+            ("a", b"\xff\xff\xff\x7f" + bytes(304)),
+            ("a", np.float32(-1).tobytes() + bytes(304)),
+            ("a", bytes(4) + np.float32(1e17).tobytes() + bytes(300)),
+            ("b", np.array([0, np.nan, 0], np.float32).tobytes()),
+            ("b", np.array([0, 0, -1e18], np.float32).tobytes()),
+            ("c", bytes(798) + b"\x80\x7f"),
+            ("c", bytes(798) + b"\x5f\xdd"),
+        ],
+    )
+    async def test_a_payload_that_is_none(self, name: str, payload: bytes, scene: Scene) -> None:
+        version = scene.current.number
+        assert scene.exchange(scene.push(payloads={name: payload})) == GENERAL
+        assert scene.current.number == version
+        assert is_answer(scene.exchange(), scene)
+
+    async def test_a_proof_for_smaller_gradients(self, scene: Scene) -> None:
+        scene.guard.narrow, scene.guard.magnitude = True, 0.4
+        assert scene.exchange() == GENERAL
+        scene.guard.magnitude = 0.6
+        assert is_answer(scene.exchange(), scene)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            lambda ages, pieces, *rest: (ages, pieces),
+            lambda ages, pieces, *rest: (ages, (), *rest),
+            lambda ages, pieces, *rest: (ages, (7,), *rest),
+            lambda ages, pieces, *rest: ((-1,), pieces, *rest),
+            lambda ages, pieces, *rest: ((1 << 20,), pieces, *rest),
+            lambda ages, pieces, *rest: (ages, pieces[1:] + pieces[:1], *rest),
+            lambda ages, pieces, room, *rest: (ages, pieces, room[1:], *rest),
+            lambda ages, pieces, room, *rest: (ages, pieces, b"", *rest),
+            lambda ages, pieces, room, nbytes, between: (ages, pieces, room, nbytes - 1, between),
+            lambda ages, pieces, room, nbytes, between: (ages, pieces, room, 1 << 20, between),
+            lambda ages, pieces, room, nbytes, between: (ages, pieces, room, nbytes, -1),
+            lambda ages, pieces, room, nbytes, between: (ages, pieces, room, nbytes, nbytes),
+            *(
+                lambda ages, pieces, *rest, at=at, name=name, value=value: (
+                    ages,
+                    tuple(
+                        (*piece[:name], value, *piece[name + 1 :]) if number == at else piece
+                        for number, piece in enumerate(pieces)
+                    ),
+                    *rest,
+                )
+                for at, name, value in (
+                    *(
+                        (0, 0, "1"),
+                        (0, 1, -1),
+                        (0, 2, 0),
+                        (0, 3, -4),
+                        (0, 4, 1 << 20),
+                        (0, 4, 1199),
+                    ),
+                    *((0, 5, -1), (0, 5, 309), (1, 2, 11), (1, 3, 1212), (2, 1, 1 << 40)),
+                )
+            ),
+        ],
+    )
+    async def test_what_are_no_parts_of_it(
+        self, wrong: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library, seen, steady = core(), list[Any](), scene.steady
+        assert library is not None
+        make = library.Answers
+        monkeypatch.setattr(library, "Answers", lambda *given: seen.extend(given) or make(*given))
+        given = steady._template, steady._answer, scene.wire, scene.updates
+        assert compiled_answers.compiled_answers(steady, *given) is not None
+        with pytest.raises((ValueError, TypeError, BufferError)):
+            make(*seen[:-1], wrong(*seen[-1]))

@@ -279,6 +279,18 @@ class KeptState:
         if ended is not None:
             self._post(ended)
 
+    def exchanged_coded(self, *exchange: Any) -> None:
+        """Append the rows of a steady exchange of a coded gradient.
+
+        Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged_coded`.
+        """
+        if self.journal.writer is None or not self.recorder.recording:
+            return
+        for effect in self.recorder.exchanged_coded(*exchange):
+            ended = self.journal.append(effect)
+            if ended is not None:
+                self._post(ended)
+
     # ------------------------------------------------------------ snapshots
 
     def _look(self, pause: float) -> None:

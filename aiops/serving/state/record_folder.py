@@ -9,6 +9,7 @@ import shutil
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
@@ -122,6 +123,20 @@ class RecordFolder:
             self._unrecorded = 1
             self._ended(ended)
             self._unrecorded = 0
+
+    def exchanged_coded(self, time: float, *exchange: Any) -> None:
+        """Record a steady exchange of a coded gradient.
+
+        Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged_coded`.
+        """
+        if self.error:
+            self._say(time)
+            return
+        received, applied = self._record.coded_rows(time, *exchange)
+        last, self._unrecorded = self._record.next - 1, 1
+        for number, row in ((last - 1, received), (last, applied)):
+            self._append(AppendRow(number, row, more=number < last))
+        self._unrecorded = 0
 
     def end(self, now: float) -> None:
         """End the record with the run, or log again that it ended before."""

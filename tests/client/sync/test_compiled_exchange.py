@@ -28,7 +28,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiops.client import Params
+from aiops.client import Params, coded_gradient
 from aiops.client.sync import compiled_exchange as module
 from aiops.client.sync.compiled_exchange import compiled_exchange
 from aiops.client.sync.short_way import read_poll
@@ -245,19 +245,26 @@ def compare(*way: Any) -> dict[str, Any]:
 
 
 @settings(DETERMINISTIC, max_examples=examples(60))
-@given(st.sampled_from(["asgd", "fasgd"]), *ways)
-def test_of_a_small_model(policy: str, change: Change, cut: int, end: str, looks: bool) -> None:
-    """The answer has about 200 bytes."""
-    compare("small", policy, change, cut, end, looks)
+@given(st.sampled_from(["small", "coded"]), st.sampled_from(["asgd", "fasgd"]), *ways)
+def test_of_a_small_model(
+    model: str, policy: str, change: Change, cut: int, end: str, looks: bool
+) -> None:
+    """The answer has about 200 bytes, and with coded gradients 4,000."""
+    compare(model, policy, change, cut, end, looks)
 
 
 @settings(DETERMINISTIC, max_examples=examples(30))
-@given(st.sampled_from(["asgd", "fasgd"]), *ways, st.sampled_from([0, 40_000, 80_000]))
+@given(
+    st.sampled_from(["large", "large coded"]),
+    st.sampled_from(["asgd", "fasgd"]),
+    *ways,
+    st.sampled_from([0, 40_000, 80_000]),
+)
 def test_of_a_large_model(
-    policy: str, change: Change, cut: int, end: str, looks: bool, more: int
+    model: str, policy: str, change: Change, cut: int, end: str, looks: bool, more: int
 ) -> None:
     """The answer's payload is received in the parameters."""
-    compare("large", policy, change, cut + more, end, looks)
+    compare(model, policy, change, cut + more, end, looks)
 
 
 @each_row("model", MODELS)
@@ -586,6 +593,7 @@ def parts(**changed: Any) -> list[Any]:
         "fd": -1, "push": bytearray(50), "numbers": (2, 12, 22, 32), "ack": bytes(60),
         "varies": bytes(60), "slots": slots, "room": memoryview(bytearray(64)), "nbytes": 4,
         "tensors": (("w", np.dtype("f4"), (1,)),), "array": np.ndarray, "crowded": (20_000, 5_000),
+        "coded": None,
     }  # fmt: skip
     assert found.keys() >= changed.keys()
     return [*{**found, **changed}.values()]
@@ -754,3 +762,100 @@ def test_an_exchange_like_the_last_is_not_pythons() -> None:
         assert compiled.carry(steady, one.half.params, other, 0) is None
         assert steady.under_way
         assert steady._gradients is other
+
+
+# ---------------------------------------------------------------- coded gradients
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_value_that_cannot_be_encoded_leaves_the_encoders_as_they_were(compiled: bool) -> None:
+    """It is in the last tensor, when the others have been encoded."""
+    with Scripted(compiled, "coded", "asgd") as one:
+        before = one.half.coding()
+        assert before
+        one.half.gradient = {name: array.copy() for name, array in one.half.gradient.items()}
+        one.half.gradient["v"][7] = np.nan
+        assert one.exchange() == "None"
+        assert one.half.coding() == before
+        assert one.sent() == b""
+        one.half.gradient["v"][7] = 1.0
+        one.tell(learnt("coded", "asgd")[1])
+        assert one.exchange().startswith("Receipt(version=3")
+        assert one.sent() == learnt("coded", "asgd")[0]
+
+
+def test_gradients_that_lie_in_one_room_are_encoded_from_there() -> None:
+    found = []
+    for compiled in (True, False):
+        with Scripted(compiled, "coded", "asgd") as one:
+            for name, array in one.half.gradient.items():
+                one.half.room[name][...] = array
+            one.half.gradient = one.half.room
+            one.tell(learnt("coded", "asgd")[1])
+            done = one.exchange()
+            found.append((done, one.sent(), one.half.state()))
+    assert found[0] == found[1]
+    assert found[0][1] == learnt("coded", "asgd")[0]
+
+
+def test_in_numpy_python_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coded_gradient, "current_backend", lambda name: "numpy")
+    with Scripted(False, "coded", "asgd") as one:
+        assert compiled_exchange(one.connection.short.steady.forms, one.socket) is None
+
+
+REST = np.zeros(2, np.float32)
+PIECES = ((0, 0, 1, 0, 0, 4, 0, None, None), (1 << 20, 1, 2, 4, 9, 6, 4, REST, REST.copy()))
+TWO = (("w", np.dtype("f4"), (1,)), ("v", np.dtype("f4"), (2,)))
+
+
+def coded(piece: int, **changed: Any) -> dict[str, Any]:
+    """Return the parts of an exchange of coded gradients, one of whose pieces is changed."""
+    names = "encode", "first", "last", "start", "begin", "nbytes", "second", "rest", "before"
+    found = list(PIECES)
+    found[piece] = tuple({**dict(zip(names, found[piece], strict=True)), **changed}.values())
+    region = np.zeros(15, np.uint8)
+    room = memoryview(bytearray(60 + 16))
+    return {"coded": (region, tuple(found)), "tensors": TWO, "nbytes": 16, "room": room}
+
+
+def test_of_these_one_with_coded_gradients_is_made() -> None:
+    exchange = exchange_type()
+    assert exchange is not None
+    one = exchange(*parts(**coded(0), numbers=(2, 12, 22, 32, 42)))
+    del one
+
+
+@each_row(
+    "changed",
+    [
+        {"numbers": (2, 12, 22)},
+        {"numbers": (2, 12, 22, 32, 43)},
+        {"numbers": (2, 12, 22, 32, -1)},
+        {"numbers": (2, 12, 22, 32) + (40,) * 256},
+        {"coded": 7},
+        {"coded": (np.zeros(15, np.uint8),)},
+        {"coded": (np.zeros(15, np.uint8), ())},
+        {"coded": (np.zeros(15, np.uint8), (7,))},
+        {"coded": (b"", ())},
+        {"coded": (np.zeros(17, np.uint8), PIECES)},
+        {"coded": (np.zeros(15, np.uint8), PIECES[:1] * 257)},
+        *(
+            {"coded": coded(at, **{name: wrong})["coded"]}
+            for at, name, wrong in (
+                *((0, "first", -1), (0, "first", 1), (0, "last", 3), (0, "begin", -1)),
+                *((0, "begin", 12), (0, "nbytes", 0), (0, "nbytes", 16), (0, "start", -4)),
+                *((0, "start", 13), (0, "start", 16), (0, "encode", "1")),
+                *((1, "last", 3), (1, "first", 0), (1, "begin", 10), (1, "second", -1)),
+                *((1, "second", 7), (1, "rest", None), (1, "before", None), (1, "start", 12)),
+                *((1, "rest", np.zeros(3, np.float32)), (1, "rest", np.zeros(7, np.uint8))),
+                *((1, "before", b"12345678"), (1, "begin", 1 << 62), (1, "nbytes", 1 << 62)),
+            )
+        ),
+    ],
+)
+def test_of_these_none_with_coded_gradients_is_made(changed: dict[str, Any]) -> None:
+    exchange = exchange_type()
+    assert exchange is not None
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        exchange(*parts(**{**coded(0), **changed}))
