@@ -187,8 +187,9 @@ def steady_push(
         or not (isinstance(sink, ParameterSink) and sink.plain)
         or (push.count != 1 or push.lr_factors or push.wants)
         or (push.have < 0 or info.increments or info.placement is not None)
-        or [part[:4] for part in answer.parts] != [(0, layout.nbytes, RAW, layout.nbytes)]
-        or (info.coding is None and not _is_raw(push, layout))
+        or (len(answer.parts) != 1 or len(push.parts) < 1)
+        or answer.parts[0][:4] != (0, layout.nbytes, RAW, layout.nbytes)
+        or (info.coding is None and push.parts[0][:4] != (0, layout.nbytes, RAW, layout.nbytes))
         or info.plan.get("routine", "direct") != "direct"
         or layout.nbytes > LARGEST
     ):
@@ -214,7 +215,7 @@ def coded_gradient(push: Push, info: ServerInfo) -> CodedGradient | None:
 
 
 def _is_raw(push: Push, layout: Layout) -> bool:
-    return [part[:4] for part in push.parts] == [(0, layout.nbytes, RAW, layout.nbytes)]
+    return push.parts[0][:4] == (0, layout.nbytes, RAW, layout.nbytes)
 
 
 def _template(

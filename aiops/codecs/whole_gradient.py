@@ -1,4 +1,4 @@
-"""How a coded gradient of a whole model lies in one message, push after push.
+"""Coded gradients of a whole model, as they lie in one message, push after push.
 
 Of most models every push has the same parts, with payloads of the same lengths: tensors in a
 `BlockCodec`, and runs of small ones raw. All that follows the prefix of the first payload is then
@@ -30,7 +30,7 @@ MOST = 256
 """The most parts of such a gradient."""
 
 
-class Piece(NamedTuple):
+class GradientPiece(NamedTuple):
     """A payload of the region.
 
     Attributes
@@ -80,7 +80,7 @@ class WholeGradient(NamedTuple):
     """
 
     parts: Parts
-    pieces: Sequence[Piece]
+    pieces: Sequence[GradientPiece]
     nbytes: int
     between: int
 
@@ -96,7 +96,7 @@ class WholeGradient(NamedTuple):
             return None
         if not 0 < len(parts) <= MOST or layout.within is not None:
             return None
-        pieces: list[Piece] = []
+        pieces: list[GradientPiece] = []
         at, region = 0, 0
         for part in parts:
             start, stop, name, nbytes, version = part
@@ -114,7 +114,7 @@ class WholeGradient(NamedTuple):
             if nbytes != (stop - start if codec is None else codec.length((stop - start) // 4)):
                 return None
             region += _PREFIX.size if pieces else 0
-            pieces.append(Piece(region, nbytes, start, stop, first, last, codec))
+            pieces.append(GradientPiece(region, nbytes, start, stop, first, last, codec))
             at, region = stop, region + nbytes
         if at != layout.nbytes or region > layout.nbytes:
             return None
@@ -134,7 +134,7 @@ class WholeGradient(NamedTuple):
             _PREFIX.pack_into(made.data, piece.begin - _PREFIX.size, _BINARY, piece.nbytes)
         return made
 
-    def payload(self, region: Bytes, piece: Piece) -> Bytes:
+    def payload(self, region: Bytes, piece: GradientPiece) -> Bytes:
         """Return a piece's payload, a view of a region."""
         return region[piece.begin : piece.begin + piece.nbytes]
 

@@ -59,7 +59,7 @@ typedef struct {
 /* A loop that checks a payload and decodes it: aiops.codecs.block_codec.Entries. */
 typedef _Bool (*Decode)(int64_t size, const void *first, const void *second, void *out);
 
-/* A payload of a coded gradient: an aiops.codecs.whole_gradient.Piece. */
+/* A payload of a coded gradient: an aiops.codecs.whole_gradient.GradientPiece. */
 typedef struct {
     Decode decode; /* NULL: its values are raw */
     Py_ssize_t begin, nbytes, start, stop, second;

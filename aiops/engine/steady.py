@@ -250,7 +250,7 @@ class Shortcut:
 
     @property
     def decoded(self) -> Arena:
-        """What coded gradients are decoded into, one at a time."""
+        """The arena that coded gradients are decoded into, one at a time."""
         if self._decoded is None:
             self._decoded = Arena(self.store.layout)
         return self._decoded
@@ -465,13 +465,15 @@ class Steady:
         if not found:
             return None if found is None else b""
         whole, numbers = self.whole, found[:4]
+        recorded: RawRecord | None = record
         if whole is not None:
             if any(age != found[3] for age in found[4:]):
                 return None
             if not whole.decode(self._payload, self.gradient):
                 return None
+            recorded = self.record_of(record)
         given = self.member, self.peer, numbers, self.gradient, now
-        said = self._shared.update(*given, self.record_of(record), self.parts)
+        said = self._shared.update(*given, recorded, self.parts)
         if said is None:
             return None
         id, _seq, _have, base = numbers

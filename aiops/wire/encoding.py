@@ -167,9 +167,9 @@ def encode(message: Message) -> bytes:
             elif widened is _ROWS and len(item) < _FEW:
                 chunks.append(_LISTS[len(item)])
                 chunks += map(_rows_part, item)
-            elif widened is _PARTS and len(item) == 1:
+            elif (widened is _PARTS or widened is _EACH) and len(item) == 1:
                 chunks += _PART, _pack(item[0][:-1])[1:], _LONGEST(0xCF, item[0][-1])
-            elif widened is _EACH and 0 < len(item) <= _MOST:
+            elif widened is _EACH and 1 < len(item) <= _MOST:
                 count = len(item)
                 chunks.append(bytes([0x90 + count]) if count < 16 else _LIST(0xDC, count))
                 chunks += map(_pushed_part, item)

@@ -346,7 +346,7 @@ class TestState:
     @each_row("seed", range(20))
     def test_it_counts_alike(self, seed: int) -> None:
         rng, live = random.Random(seed), Ledger(LAYOUT)
-        live.traffic.exchanged(("push", 20), ("ack", 9), 100)
+        live.traffic.exchanged(("push", 20, 100), ("ack", 9, 100))
         for step in range(8):
             kept = unpack(pack(live.state()), "x")
             restored, again = Ledger(LAYOUT), rng.getrandbits(32)

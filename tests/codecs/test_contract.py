@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
 from aiops.codecs import NotFinite, find
-from aiops.codecs.block_codec import CHUNK
+from aiops.codecs.block_codec import CHUNK, BlockCodec
 from aiops.errors import UsageError
 from tests.codecs.cases import (
     BACKENDS,
@@ -221,3 +224,77 @@ def test_a_restored_encoder_writes_the_same_payloads(
         assert bytes(restored.encode(normal(shape, step))) == bytes(
             live.encode(normal(shape, step))
         )
+
+
+class TestEntries:
+    """The loops of block codecs as C functions do what encoders and `decode` do."""
+
+    SPECS = tuple(spec for spec in SPECS if issubclass(kind_of(spec), BlockCodec))
+
+    @staticmethod
+    def functions(spec: str) -> tuple[Any, Any]:
+        entries = cast(type[BlockCodec], kind_of(spec)).enter()
+        assert cast(type[BlockCodec], kind_of(spec)).entered() == entries
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        encode = ctypes.CFUNCTYPE(ctypes.c_bool, size, *[pointer] * 5)(entries.encode)
+        decode = ctypes.CFUNCTYPE(ctypes.c_bool, size, *[pointer] * 3)(entries.decode)
+        return encode, decode
+
+    @staticmethod
+    def payload(spec: str, size: int) -> tuple[np.ndarray, list[int]]:
+        """Return a payload at an odd address, and where its sections begin."""
+        kind = cast(type[BlockCodec], kind_of(spec))
+        found = np.zeros(kind.length(size) + 1, np.uint8)[1:]
+        places = [section.ctypes.data for section in kind.sections(found, size)]
+        return found, [*places, 0][:2]
+
+    @each_row("spec", SPECS)
+    @each_shape
+    def test_they_write_and_read_the_same_bits(self, spec: str, shape: tuple[int, ...]) -> None:
+        size = size_of(shape)
+        encode, decode = self.functions(spec)
+        for what, values in kinds_of_values(size).items():
+            encoder = find(spec).encoder(shape, feedback=True)
+            rest, before = np.zeros((2, size), np.float32)
+            payload, places = self.payload(spec, size)
+            for step in range(3):
+                part = values * np.float32(0.5**step)
+                wanted, held = bytes(encoder.encode(part)), rest.tobytes()
+                arrays = part.ctypes.data, rest.ctypes.data, before.ctypes.data
+                assert encode(size, *arrays, *places), what
+                assert encoder.rest is not None
+                assert payload.tobytes() == wanted, what
+                assert (before.tobytes(), rest.tobytes()) == (held, encoder.rest.tobytes()), what
+            out = np.full(size, np.nan, np.float32)
+            assert decode(size, *places, out.ctypes.data), what
+            assert out.tobytes() == decoded(spec, payload, shape, "numpy").tobytes(), what
+
+    @each_row("spec", SPECS)
+    def test_an_unfit_value_changes_nothing(self, spec: str) -> None:
+        encode, _decode = self.functions(spec)
+        for value in (np.nan, -np.inf, 1e18, -1e18):
+            values = normal((2000,))
+            values[1999] = value
+            rest, before = normal((2, 2000)).reshape(2, 2000)
+            kept = rest.tobytes(), before.tobytes()
+            payload, places = self.payload(spec, 2000)
+            arrays = values.ctypes.data, rest.ctypes.data, before.ctypes.data
+            assert not encode(2000, *arrays, *places)
+            assert (rest.tobytes(), before.tobytes()) == kept
+            assert not payload.any()
+
+    @each_row("spec", SPECS)
+    def test_what_check_refuses_is_not_decoded(self, spec: str) -> None:
+        """Of payloads in which two bytes are random."""
+        _encode, decode = self.functions(spec)
+        draw, kind, refused = np.random.default_rng(5), kind_of(spec), 0
+        out = np.empty(2000, np.float32)
+        for _ in range(600):
+            payload, places = self.payload(spec, 2000)
+            payload[:] = encoded(spec, normal((2000,)), (2000,), "numba")
+            at = draw.integers(0, 16)
+            payload[at : at + 2] = draw.integers(0, 256, 2)
+            good = kind.check(payload, (2000,)) is None
+            assert decode(2000, *places, out.ctypes.data) == good
+            refused += not good
+        assert 0 < refused < 600

@@ -97,6 +97,25 @@ def test_exchanges_go_by_it(served: Served, elements: int) -> None:
         assert params["w"].tobytes() == parameters(served)[: 4 * elements]
 
 
+def test_coded_gradients_go_by_it() -> None:
+    """In three payloads; 0.5 and 2 are coded exactly."""
+    model = {"a": np.zeros(30_000, np.float32), "b": np.zeros(3, np.float32)}
+    model["c"] = np.zeros((7, 100), np.float32)
+    gradient = {"a": np.full(30_000, 0.5, np.float32), "b": np.ones(3, np.float32)}
+    gradient["c"] = np.full((7, 100), 2, np.float32)
+    with (
+        Served(set={"lr": 1.0}, push_codec=["bf16"]) as served,
+        Client(served.url, role="worker", timeout=PATIENCE) as client,
+    ):
+        params = client.define(model)
+        served.warm()
+        for step in range(1, 30):
+            client.exchange(params, gradient)
+            assert all((params[name] == -step * gradient[name]).all() for name in model)
+        assert served.served >= 25
+        assert client.traffic.kinds_out["push"].payload == 29 * (60_000 + 12 + 1400)
+
+
 @pytest.mark.parametrize(("elements", "room"), [((1 << 18) + 1, 1 << 26), (1 << 15, 1 << 16)])
 def test_a_model_that_is_too_large_for_it_is_lent(served: Served, elements: int, room: int) -> None:
     """And not sent by the socket, which would take longer."""
