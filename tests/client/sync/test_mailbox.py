@@ -113,7 +113,7 @@ def test_coded_gradients_go_by_it() -> None:
             client.exchange(params, gradient)
             assert all((params[name] == -step * gradient[name]).all() for name in model)
         assert served.served >= 25
-        assert client.traffic.kinds_out["push"].payload == 29 * (60_000 + 12 + 1400)
+        assert client.ledger.traffic.kinds_out["push"].payload == 29 * (60_000 + 12 + 1400)
 
 
 @pytest.mark.parametrize(("elements", "room"), [((1 << 18) + 1, 1 << 26), (1 << 15, 1 << 16)])
