@@ -10,7 +10,7 @@ import numpy as np
 from aiops.client.coding import Coding, Encoded
 from aiops.codecs.base import Bytes, Encoder, NotFinite
 from aiops.codecs.whole_gradient import WholeGradient
-from aiops.kernels import current_backend
+from aiops.kernels import resolve
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import Parts
 
@@ -132,7 +132,7 @@ class CodedGradient:
 
         The loops are compiled now, if they are not yet.
         """
-        if current_backend("auto") != "numba":
+        if resolve("auto") != "numba":
             return None
         found: list[CodedPiece] = []
         for piece, encoder, before in zip(

@@ -799,7 +799,7 @@ def test_gradients_that_lie_in_one_room_are_encoded_from_there() -> None:
 
 
 def test_in_numpy_python_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coded_gradient, "current_backend", lambda name: "numpy")
+    monkeypatch.setattr(coded_gradient, "resolve", lambda name: "numpy")
     with Scripted(False, "coded", "asgd") as one:
         assert compiled_exchange(one.connection.short.steady.forms, one.socket) is None
 
