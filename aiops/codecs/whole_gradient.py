@@ -18,6 +18,7 @@ from aiops.codecs import codec_named
 from aiops.codecs.base import Bytes
 from aiops.codecs.block_codec import BlockCodec
 from aiops.codecs.raw import NAME as RAW
+from aiops.kernels import numba_pending, resolve
 from aiops.kernels.payloads import FORMATS
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
@@ -123,9 +124,14 @@ class WholeGradient(NamedTuple):
         return cls(parts, tuple(pieces), region, _PREFIX.size * (len(pieces) - 1))
 
     def is_ready(self, backend: str) -> bool:
-        """Return whether nothing has to be compiled before gradients are decoded."""
+        """Return whether nothing has to be compiled before gradients are decoded.
+
+        ``backend``: the requested one.
+        """
+        if numba_pending():
+            return False
         codecs = {piece.codec for piece in self.pieces if piece.codec is not None}
-        return backend == "numpy" or all(codec.entered() is not None for codec in codecs)
+        return all(codec.entered() for codec in codecs) or resolve(backend) == "numpy"
 
     def region(self) -> Bytes:
         """Return a region with the prefixes, for payloads to be written into."""

@@ -244,7 +244,7 @@ class Shortcut:
         if self.updates.screen is not None:
             return None
         whole = WholeGradient.of(self.store.layout, push.parts)
-        if whole is None or not whole.is_ready(self.store.backend):
+        if whole is None or not whole.is_ready(self.store.requested):
             return None
         return whole
 

@@ -121,6 +121,7 @@ def terms(holdings: Holdings, options: Options, layout: Layout | None) -> Mappin
         "directions": _DIRECTIONS * largest if holdings.directs else 0,
         "receive buffers": max(ROOM, BUFFERS * nbytes),
         "head buffers": STEADY_ROOM if SMALL < nbytes <= STEADY else 0,
+        "decoded gradient": nbytes if nbytes <= STEADY else 0,
         "mailboxes": MAILBOXES if holdings.near and nbytes <= STEADY else 0,
         "rows": 4 * MAX_ROWS_BYTES + HEAD_BUFFERS,
         "kept gradients": options.recall if "skipped=reapply" in options.gate else 0,

@@ -216,6 +216,8 @@ class Store:
         The versions that are alive.
     units
         float64[tensors], the units of `sums` in a tensor's mean of 1.
+    requested
+        The backend as given.
     whole_at_once
         True if an update of all tensors is one call of a kernel per section, on one thread.
     """
@@ -256,7 +258,7 @@ class Store:
         if arena is not None:
             self.updater.load(arena)
         self._cut_to_held: tuple[Array, Array | None, Array, Array | None] | None = None
-        self._backend = backend
+        self.requested = backend
         self._read = -1  # the version that was leased last
         self._read_soon = False  # the version in the making will be read before long
         ends = [_LARGEST[section.dtype.name] for section in held.sections]
@@ -389,7 +391,7 @@ class Store:
     def warming(self) -> list[Callable[[], object]]:
         """Return the calls that `warm` makes, in order."""
         dtypes = dict.fromkeys(section.dtype.name for section in self.held.sections)
-        surveys = [partial(kernels.warm_survey, name, self._backend) for name in dtypes]
+        surveys = [partial(kernels.warm_survey, name, self.requested) for name in dtypes]
         return [*surveys, *self.updater.warming()]
 
     def begin(self, spare: bool = False) -> Version:

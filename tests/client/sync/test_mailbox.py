@@ -104,7 +104,7 @@ def test_coded_gradients_go_by_it() -> None:
     gradient = {"a": np.full(30_000, 0.5, np.float32), "b": np.ones(3, np.float32)}
     gradient["c"] = np.full((7, 100), 2, np.float32)
     with (
-        Served(set={"lr": 1.0}, push_codec=["bf16"]) as served,
+        Served(set={"lr": 1.0}, push_codec=["bf16"], kernels="auto") as served,
         Client(served.url, role="worker", timeout=PATIENCE) as client,
     ):
         params = client.define(model)
