@@ -147,6 +147,11 @@ ENTRIES: Mapping[str, Entry] = {
         "--sizes 4KiB --workers 1 --codecs raw --acks written,durable --rounds 2 --seconds 0.1",
         *(240, 8),
     ),
+    "coded": Entry(
+        "coded --rounds 5",
+        "--sizes 4KiB --workers 1 --codecs raw/raw,int8/raw --rounds 2 --seconds 0.1",
+        *(60, 4),
+    ),
     "snapshots": Entry(
         "snapshots --seconds 20 --rounds 5",
         "--size 8MiB --model 1MiB --every 0.5 --seconds 2 --load 0.5 --rounds 1",

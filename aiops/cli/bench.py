@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "plot": "Draw the figures of written reports.",
     "startup": "Measure the time from the start of a server to its first answer to a push.",
     "acks": "Measure the price of --state at each level of --acks, beside no state.",
+    "coded": "Measure exchanges with codecs, beside raw ones.",
     "filter": "Measure exchanges with --filter robust beside exchanges without.",
     "snapshots": "Measure training beside the snapshots of a state, and restarts from one.",
     "scrape": "Measure scrapes of a server's metrics with up to 1,000 workers.",

@@ -53,7 +53,7 @@ def test_every_flag_is_one_of_the_benchmarks(
 
 
 def test_a_look_is_a_look() -> None:
-    assert sum(entry.hurried for entry in ENTRIES.values()) <= 280
+    assert sum(entry.hurried for entry in ENTRIES.values()) <= 285
 
 
 class TestClock:
