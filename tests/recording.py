@@ -12,7 +12,7 @@ from aiops.durable.recovery import begin_row
 from aiops.durable.rows import LEASED, check_of
 from aiops.durable.run_record import Replayed, RunRecord, replay
 from aiops.engine.engine import Engine
-from aiops.model.arena import Arena
+from aiops.engine.steady import Recorded
 from aiops.model.layout import Ints
 from aiops.state.frames import JournalFrame
 
@@ -37,7 +37,7 @@ class Recording(RunRecord):
         leased: bool,
         peer: int,
         numbers: tuple[int, ...],
-        gradient: Arena,
+        gradient: Recorded,
         ticket: int,
         sums: Ints,
     ) -> None:

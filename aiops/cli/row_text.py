@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
+from aiops.bandwidth.byte_accounting import RAW
 from aiops.common import formatting
 from aiops.common.generations import generation_text
 from aiops.errors import RemoteProtocolError
@@ -85,7 +86,9 @@ class RowText:
             )
         if kind == "steady":
             have = f"has version {fields['have']}" if fields["have"] >= 0 else "has none"
-            text = f"push {fields['seq']} at version {fields['base']}, {_size(payload)}; {have}"
+            coded = ", ".join(sorted({part[2] for part in fields["parts"]} - {RAW}))
+            size = _size(payload) + (f" ({coded})" if coded else "")
+            text = f"push {fields['seq']} at version {fields['base']}, {size}; {have}"
             return f"{self._client(peer)}: {text}"
         if kind == "left":
             return self._client(peer)

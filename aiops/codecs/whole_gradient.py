@@ -144,12 +144,6 @@ class WholeGradient(NamedTuple):
         """Return a piece's payload, a view of a region."""
         return region[piece.begin : piece.begin + piece.nbytes]
 
-    def payloads(self, region: Bytes) -> Bytes:
-        """Return all payloads one after the other; a view, if there is one alone."""
-        if len(self.pieces) == 1:
-            return region
-        return np.concatenate([self.payload(region, piece) for piece in self.pieces])
-
     def decode(self, region: Bytes, into: Arena) -> bool:
         """Decode a received region into ``into``, where it is one; raw values are not surveyed.
 

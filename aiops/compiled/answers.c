@@ -289,7 +289,7 @@ static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
  * decoded is, and its magnitude matters to a proof that is for small ones only. */
 static int find_gradient(const Answers *self, const char *payload, Pushed *push)
 {
-    push->data = payload;
+    push->data = push->region = payload;
     if (!self->piece_count)
         return survey(self, payload, &push->largest);
     push->data = self->decoded.buf;

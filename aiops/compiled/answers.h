@@ -23,7 +23,7 @@
     X(steady) X(general) X(template) X(wire) X(member) X(store) X(pool) X(updates) X(held)        \
     X(maker) X(collected) X(warnings) X(closure) X(guard) X(even) X(histogram) X(recent) X(pace)  \
     X(policy) X(apply) X(gain) X(kernels) X(masters) X(states) X(spans) X(compiled_kernel)        \
-    X(gradient) X(update) X(units) X(concatenate) X(push_parts)           \
+    X(gradient) X(update) X(units) X(concatenate) X(push_parts) X(recorded)                         \
     X(zeros)
 #define SERVER_PARTS(X)                                                                           \
     X(dispatcher) X(runner) X(run_state) X(persistence) X(busy_poll) X(clock) X(exchange) X(failed)
@@ -73,7 +73,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *part[PART_COUNT]; /* None where there is none */
-    PyObject *peer, *one, *number_of[5]; /* integers: see `make` */
+    PyObject *peer, *one, *number_of[6]; /* integers: see `make` */
     Py_buffer head, form, varies, answer;
     Py_ssize_t nbytes, cost, section_count;
     Py_ssize_t region; /* bytes of a push behind its form: those of the model, if it is raw */
@@ -98,8 +98,8 @@ typedef struct {
 } Answers;
 
 /* Of `number_of`: bytes of a push beside its payloads, of the model, of an answer beside that, of all
- * of an answer, and of the payloads of a push. */
-enum { PUSH_OVERHEAD, PAYLOAD, ANSWER_OVERHEAD, ANSWER_SIZE, PUSH_PAYLOAD };
+ * of an answer, of the payloads of a push, and of all behind its form. */
+enum { PUSH_OVERHEAD, PAYLOAD, ANSWER_OVERHEAD, ANSWER_SIZE, PUSH_PAYLOAD, REGION, NUMBERS_KEPT };
 
 /* An exchange under way. */
 typedef struct {
@@ -107,6 +107,7 @@ typedef struct {
     long long level, version, staleness;
     double now, largest; /* the time, and the largest magnitude of the gradient */
     const char *data;    /* the gradient */
+    const char *region;  /* as it has come */
 } Pushed;
 
 /* Find the largest magnitude of a gradient; return whether all of its values are fit. */

@@ -32,7 +32,7 @@
     X(FiniteGuard, _left) X(FiniteGuard, _seen) X(FiniteGuard, _seen_scalars)                     \
     X(FiniteGuard, _scalars) X(FiniteGuard, _step)                                                \
     X(FiniteGuard, magnitude) X(FiniteGuard, narrow)                                              \
-    X(FixedFrames, payload)                                                                       \
+    X(FixedFrames, payload) X(FixedFrames, rest)                                                                       \
     X(HeldPushes, pushes)                                                                         \
     X(JournalWriter, _at) X(JournalWriter, _descriptor) X(JournalWriter, _frames)                 \
     X(JournalWriter, _half) X(JournalWriter, _lent_to) X(JournalWriter, _lent_until)              \

@@ -14,7 +14,7 @@
 #define FRAME 48 /* aiops.state.frames: bytes of a frame's head, of `END`, and what is not known */
 #define END 8
 #define UNKNOWN 0xFFFFFFFFLL
-#define ROW 40 /* aiops.state.row_kinds.STEADY_ROW */
+#define ROW 40 /* aiops.state.row_kinds.STEADY_ROW: the parts of a coded gradient follow */
 #define SHORT (64 << 10) /* aiops.net.mapped_file.SHORT: memory is lent for no longer payload */
 #define LINE 64          /* of `JournalWriter._room` */
 
@@ -56,24 +56,34 @@ static PyObject *writer_of(PyObject *kept)
 /* Where the row of an exchange is to lie in a segment, and what its frame says. */
 typedef struct {
     long long at, end, half, size, salt, synced, number, peer;
+    Py_ssize_t rest; /* bytes of parts */
     int leased;
     uint32_t check; /* of the update's sums */
 } Row;
 
+static inline Py_ssize_t padded(Py_ssize_t nbytes)
+{
+    return nbytes + (-nbytes & 7);
+}
+
 /* Make a frame, as `FixedFrames.store` does. */
 static void make_frame(const Answers *self, const Pushed *push, const Row *row, char *frame)
 {
-    char fields[ROW], salted[4], *to = put_number(fields, (uint64_t)row->peer, 4);
+    char salted[4], *fields = frame + FRAME, *to = put_number(fields, (uint64_t)row->peer, 4);
     long long unsynced = row->number - row->synced;
+    size_t length = ROW + (size_t)row->rest, region = (size_t)self->region;
     for (int index = 0; index < PUSHED; index++)
         to = put_number(to, (uint64_t)push->number[index], 8);
-    put_number(to, row->check, 4);
-    uint32_t crc = copy_with_crc(frame + FRAME + ROW, push->data, (size_t)self->nbytes);
-    to = put_number(frame + 4, ROW, 4);
-    to = put_number(to, (uint64_t)self->nbytes, 8);
+    to = put_number(to, row->check, 4);
+    memcpy(to, PyBytes_AsString(PyTuple_GetItem(self->part[PART_recorded], 1)), (size_t)row->rest);
+    memset(to + row->rest, 0, -length & 7);
+    char *payload = fields + padded((Py_ssize_t)length);
+    uint32_t crc = copy_with_crc(payload, push->region, region);
+    to = put_number(frame + 4, length, 4);
+    to = put_number(to, region, 8);
     to = put_number(to, (uint64_t)row->number, 8);
     to = put_double(to, push->now);
-    to = put_number(to, crc_of(0, fields, ROW), 4);
+    to = put_number(to, crc_of(0, fields, length), 4);
     to = put_number(to, crc, 4);
     to = put_number(to, (uint64_t)(unsynced < UNKNOWN ? unsynced : UNKNOWN), 4);
     *to++ = STEADY;
@@ -81,17 +91,26 @@ static void make_frame(const Answers *self, const Pushed *push, const Row *row, 
     put_number(to, 0, 2);
     put_number(salted, (uint64_t)row->salt, 4);
     put_number(frame, crc_of(crc_of(0, salted, 4), frame + 4, FRAME - 4), 4);
-    memcpy(frame + FRAME, fields, ROW);
-    memset(frame + FRAME + ROW + self->nbytes, 0, (size_t)(-self->nbytes & 7) + END);
+    memset(payload + region, 0, (-region & 7) + END);
+}
+
+static int same_bytes(PyObject *one, PyObject *other)
+{
+    int same = one == other || PyObject_RichCompareBool(one, other, Py_EQ);
+    if (same < 0)
+        PyErr_Clear();
+    return same > 0;
 }
 
 /* Find where a row is to lie, and what is known of it; return whether the segment has room. */
 static int find_row(const Answers *self, PyObject *kept, PyObject *writer, Row *row)
 {
     PyObject *frames = get(writer, JournalWriter__frames);
+    PyObject *parts = PyTuple_GetItem(self->part[PART_recorded], 1);
     long long payload;
     if (!is_of(frames, FixedFrames_class) ||
-        !read_integer(get(frames, FixedFrames_payload), &payload) || payload != self->nbytes ||
+        !read_integer(get(frames, FixedFrames_payload), &payload) || payload != self->region ||
+        !same_bytes(get(frames, FixedFrames_rest), parts) ||
         !read_place(writer, JournalWriter__at, &row->at) ||
         !read_place(writer, JournalWriter__half, &row->half) ||
         !read_place(writer, JournalWriter__size, &row->size) ||
@@ -101,7 +120,8 @@ static int find_row(const Answers *self, PyObject *kept, PyObject *writer, Row *
         row->number <= row->synced || !read_integer(self->peer, &row->peer) || row->peer < 0 ||
         row->peer > UNKNOWN)
         return 0;
-    row->end = row->at + FRAME + ROW + self->nbytes + (-self->nbytes & 7);
+    row->rest = PyBytes_Size(parts);
+    row->end = row->at + FRAME + padded(ROW + row->rest) + padded(self->region);
     return row->end + END <= row->size;
 }
 
@@ -119,7 +139,8 @@ static int is_lent(PyObject *writer, double time, const Row *row)
 static int borrow(const Answers *self, PyObject *writer, PyObject *now)
 {
     PyObject *found = PyObject_CallMethodObjArgs(writer, names[NAME_borrow], now,
-                                                 self->number_of[PAYLOAD], NULL);
+                                                 self->number_of[REGION],
+                                                 PyTuple_GetItem(self->part[PART_recorded], 1), NULL);
     int has = found == NULL ? -1 : is_true(found);
     Py_XDECREF(found);
     return has;
@@ -168,7 +189,7 @@ static int store_row(const Answers *self, const Pushed *push, PyObject *now, PyO
     if (writer == NULL || !find_row(self, kept, writer, &row))
         return 0;
     int done;
-    if (self->nbytes > SHORT)
+    if (self->region > SHORT)
         done = write_frame(self, push, writer, &row);
     else {
         done = is_lent(writer, push->now, &row) ? 1 : borrow(self, writer, now);
@@ -238,7 +259,7 @@ int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *
               PyObject *sums)
 {
     const long long *number = push->number;
-    if (!self->piece_count && is_of(record, KeptState_class)) {
+    if (is_of(record, KeptState_class)) {
         uint32_t check;
         int done = find_check(self, sums, &check);
         if (done == 0)
@@ -246,10 +267,6 @@ int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *
         if (done != 0)
             return done < 0 ? -1 : 0;
     }
-    PyObject *coded = NULL;
-    if (self->piece_count && (coded = record = PyObject_CallMethod(self->part[PART_steady],
-                                                                   "record_of", "O", record)) == NULL)
-        return -1;
     PyObject *numbers = Py_BuildValue("LLLL", number[0], number[1], number[2], number[3]);
     sums = sums == Py_None ? sums_of(self) : Py_NewRef(sums);
     PyObject *found =
@@ -257,9 +274,8 @@ int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *
             ? NULL
             : PyObject_CallMethod(record, "exchanged", "OOOOOOO", now,
                                   leased ? Py_True : Py_False, self->peer, numbers,
-                                  self->part[PART_gradient],
+                                  self->part[PART_recorded],
                                   get(self->part[PART_updates], UpdateQueue_tickets), sums);
-    Py_XDECREF(coded);
     Py_XDECREF(numbers);
     Py_XDECREF(sums);
     Py_XDECREF(found);

@@ -55,7 +55,7 @@ static void end(PyObject *object)
     PyMem_Free(self->sums);
     Py_CLEAR(self->peer);
     Py_CLEAR(self->one);
-    for (int index = 0; index < 5; index++)
+    for (int index = 0; index < NUMBERS_KEPT; index++)
         Py_CLEAR(self->number_of[index]);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -82,6 +82,9 @@ static int take_parts(Answers *self, PyObject *given)
         return 0;
     int sound = PyDict_Check(self->part[PART_even]) && PyList_Check(self->part[PART_kernels]) &&
                 PyList_Check(self->part[PART_masters]) && PyList_Check(self->part[PART_states]) &&
+                PyTuple_Check(self->part[PART_recorded]) &&
+                PyTuple_Size(self->part[PART_recorded]) == 2 &&
+                PyBytes_Check(PyTuple_GetItem(self->part[PART_recorded], 1)) &&
                 PyTuple_Check(self->part[PART_spans]) &&
                 PyTuple_Size(self->part[PART_spans]) == self->section_count;
     for (size_t index = 0; index < sizeof checked / sizeof *checked; index++)
@@ -145,8 +148,9 @@ static int take_sections(Answers *self, PyObject *given)
 static int keep_numbers(Answers *self)
 {
     Py_ssize_t numbers[] = {self->form.len + self->between, self->nbytes, self->answer.len,
-                            self->answer.len + self->nbytes, self->region - self->between};
-    for (int index = 0; index < 5; index++)
+                            self->answer.len + self->nbytes, self->region - self->between,
+                            self->region};
+    for (int index = 0; index < NUMBERS_KEPT; index++)
         if ((self->number_of[index] = PyLong_FromSsize_t(numbers[index])) == NULL)
             return 0;
     return (self->one = PyLong_FromLong(1)) != NULL;

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
@@ -29,8 +29,8 @@ from aiops.engine.events import (
     SnapshotWritten,
 )
 from aiops.engine.receive import PushSink
+from aiops.engine.steady import Recorded
 from aiops.errors import UsageError
-from aiops.model.arena import Arena
 from aiops.model.layout import Array
 from aiops.model.parts import LARGEST
 from aiops.state.directory import GenerationFile
@@ -316,7 +316,7 @@ class Recorder(RowCounter):
             self._pinned.popleft()[1].unpin()
 
     def exchanged(
-        self, time: float, flags: int, fields: tuple[int, ...], gradient: Arena
+        self, time: float, flags: int, fields: tuple[int, ...], gradient: Recorded
     ) -> AppendRow:
         """Return the effect that appends a steady exchange's row, as of `exchange_row`."""
         row, number = self.exchange_row(time, flags, fields, gradient), self.next - 1
@@ -325,17 +325,6 @@ class Recorder(RowCounter):
         self._later = number
         row = replace(row, payload=gradient.data.copy())  # the next push overwrites it
         return AppendRow(number, row, later=True)
-
-    def exchanged_coded(self, *exchange: Any) -> tuple[AppendRow, AppendRow]:
-        """Return the effects that append the rows of one whose gradient is coded: `coded_rows`."""
-        received, applied = self.coded_rows(*exchange)
-        last = self.next - 1
-        if not self.pending:
-            return AppendRow(last - 1, received, more=True), AppendRow(last, applied)
-        self._later = last
-        assert received.payload is not None
-        received = replace(received, payload=received.payload.copy())  # the next one overwrites it
-        return AppendRow(last - 1, received, later=True), AppendRow(last, applied, later=True)
 
     def hold(self, peer: int, answer: bytes) -> bool:
         """Keep the answer to the last steady exchange, if it has to wait; return whether it has."""

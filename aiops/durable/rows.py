@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,8 +29,9 @@ from aiops.engine.events import (
     Tick,
 )
 from aiops.engine.receive import PushSink
+from aiops.engine.steady import Recorded
 from aiops.errors import DamagedState, refusal
-from aiops.model.arena import Arena, aligned
+from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Ints
 from aiops.model.parts import Part
 from aiops.state.file_bytes import OwnMemory
@@ -40,6 +42,7 @@ from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.messages import Describe, Hello, Log, Message, Ping, Pong, Push, Stats
 from aiops.wire.sinks import Discard, Sink
+from aiops.wire.template import PREFIX
 
 LEASED = 1
 """Flag of a row: the current version had readers (`Engine.freeze`)."""
@@ -94,7 +97,7 @@ class RowCounter:
         self.next = first
 
     def exchange_row(
-        self, time: float, flags: int, fields: tuple[int, ...], gradient: Arena
+        self, time: float, flags: int, fields: tuple[int, ...], gradient: Recorded
     ) -> JournalRow:
         """Return the row of a steady exchange, which takes the next number.
 
@@ -105,38 +108,11 @@ class RowCounter:
         fields
             Of `STEADY_ROW`.
         gradient
-            Its payload.
+            Its payload, and the rest of the row.
         """
         self.next += 1
-        return JournalRow(RowKind.STEADY, time, flags, STEADY_ROW.pack(*fields), gradient.data)
-
-    def coded_rows(
-        self,
-        time: float,
-        leased: bool,
-        peer: int,
-        push: Push,
-        payload: Bytes,
-        ticket: int,
-        sums: Ints,
-    ) -> tuple[JournalRow, JournalRow]:
-        """Return the rows of a steady exchange of a coded gradient, which take two numbers.
-
-        They are those of a push that was received, and of its update, which left a version without
-        readers.
-
-        Parameters
-        ----------
-        time, leased, peer, push, payload, ticket, sums
-            As of `aiops.engine.steady.ExchangeRecord.exchanged_coded`.
-        """
-        self.next += 2
-        fields = [peer, encode(push), None, True]
-        mark = pack([ticket, check_of(ticket, sums)])
-        return (
-            JournalRow(RowKind.RECEIVED, time, LEASED * leased, pack(fields), payload),
-            JournalRow(RowKind.APPLIED, time, 0, mark),
-        )
+        row = STEADY_ROW.pack(*fields) + gradient.parts
+        return JournalRow(RowKind.STEADY, time, flags, row, gradient.data)
 
 
 def passes(event: Event) -> bool:
@@ -245,10 +221,14 @@ def _events(
             sink = _sink(engine, message, fault, found["faulted_sink"], frame.payload, room)
             return [Received(time, found["peer"], message, sink, frame.number)]
         case RowKind.STEADY:
-            peer, id, seq, have, base, check = STEADY_ROW.unpack(frame.row)
-            nbytes = len(frame.payload)
-            push = Push(id, seq, True, have, (Part(0, nbytes, "raw", nbytes, base),))
-            sink = _sink(engine, push, None, True, frame.payload, room)
+            peer, id, seq, have, base, check = STEADY_ROW.unpack_from(frame.row)
+            parts: list[Any] = list(found["parts"])
+            payload = frame.payload
+            if parts:
+                payload, room = _joined(payload, [part[3] for part in parts]), None
+            parts = parts or [(0, len(payload), "raw", len(payload))]
+            push = Push(id, seq, True, have, tuple(Part._make((*part, base)) for part in parts))
+            sink = _sink(engine, push, None, True, payload, room)
             return [Received(time, peer, push, sink), AppliedMark(time, -1, check)]
         case RowKind.APPLIED:
             return [AppliedMark(time, found["ticket"], found["check"])]
@@ -277,6 +257,17 @@ def _events(
         case RowKind.STOPPING:
             return [Stopping(time, kept=not frame.flags & _FINAL)]
     return []
+
+
+def _joined(region: memoryview, lengths: Sequence[int]) -> memoryview:
+    """Return the payloads of a coded gradient without the prefixes between them."""
+    found, at = list[memoryview](), 0
+    for length in lengths:
+        found.append(region[at : at + length])
+        at += length + PREFIX
+    if at - PREFIX != len(region):
+        raise ValueError("its payload has another length than its parts")
+    return memoryview(b"".join(found))
 
 
 def _nested(found: Any) -> Any:

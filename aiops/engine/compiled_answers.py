@@ -74,6 +74,10 @@ class PythonWay(Protocol):
     parts: Parts
     whole: WholeGradient | None
 
+    @property
+    def recorded(self) -> tuple[Any, bytes]:
+        """The last push, as it is recorded."""
+
     def general(self, nbytes: int, now: float, record: Any) -> bytes | None:
         """Answer a push, or return None."""
 
@@ -167,6 +171,7 @@ def compiled_answers(
         spans=tuple(spans),
         compiled_kernel=NumbaKernel,
         gradient=steady.gradient,
+        recorded=steady.recorded,
         update=store.update,
         units=store.units,
         concatenate=np.concatenate,

@@ -30,7 +30,7 @@ decoded into one arena that all connections share: each push is used before the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from aiops.kernels.scan import Surveyor
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Ints
 from aiops.model.parts import LARGEST, Part, Parts
+from aiops.state.plain import pack
 from aiops.store.parameters import Store
 from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SMALL, Connection
@@ -66,8 +67,23 @@ _FORMS = 32
 needs one; a client that encodes each in the fewest bytes needs one per width."""
 
 
-class RawRecord(Protocol):
-    """Records steady exchanges of raw gradients, which are no events."""
+class Recorded(NamedTuple):
+    """A gradient as it is recorded.
+
+    Attributes
+    ----------
+    data
+        Its bytes, as they travelled behind the first prefix (`aiops.codecs.whole_gradient`).
+    parts
+        The rest of the row, which tells how it is coded (`aiops.state.row_kinds`); empty: raw.
+    """
+
+    data: Bytes
+    parts: bytes = b""
+
+
+class ExchangeRecord(Protocol):
+    """Records steady exchanges, which are no events."""
 
     def exchanged(
         self,
@@ -75,7 +91,7 @@ class RawRecord(Protocol):
         leased: bool,
         peer: int,
         numbers: tuple[int, ...],
-        gradient: Arena,
+        gradient: Recorded,
         ticket: int,
         sums: Ints,
     ) -> None:
@@ -87,69 +103,13 @@ class RawRecord(Protocol):
             At which the push came, and was applied, in seconds.
         leased
             Whether the current version had readers (`Store.freeze`).
-        peer, numbers, gradient
-            As of `Shortcut.update`; the gradient's memory is used again afterwards.
+        peer, numbers
+            As of `Shortcut.update`.
+        gradient
+            It; the memory is used again afterwards.
         ticket, sums
             The update's number and result, as in `aiops.engine.events.Applied`.
         """
-
-
-class ExchangeRecord(RawRecord, Protocol):
-    """Records steady exchanges."""
-
-    def exchanged_coded(
-        self,
-        time: float,
-        leased: bool,
-        peer: int,
-        push: Push,
-        payload: Bytes,
-        ticket: int,
-        sums: Ints,
-        /,
-    ) -> None:
-        """Record an exchange of a coded gradient, before it is answered.
-
-        Parameters
-        ----------
-        time, leased, peer, ticket, sums
-            As of `exchanged`.
-        push
-            The message.
-        payload
-            Its payloads, one after the other. The memory is used again afterwards.
-        """
-
-
-class CodedRecord:
-    """Records exchanges of coded gradients, given as raw ones are: a `RawRecord`.
-
-    Parameters
-    ----------
-    record
-        Where they are recorded.
-    whole, region
-        How they lie in messages, and the last one.
-    """
-
-    def __init__(self, record: ExchangeRecord, whole: WholeGradient, region: Bytes) -> None:
-        self._record, self._whole, self._region = record, whole, region
-
-    def exchanged(
-        self,
-        time: float,
-        leased: bool,
-        peer: int,
-        numbers: tuple[int, ...],
-        gradient: Arena,
-        ticket: int,
-        sums: Ints,
-    ) -> None:
-        """Record the exchange whose gradient was decoded last."""
-        id, seq, have, base = numbers
-        parts = tuple(part._replace(version=base) for part in self._whole.parts)
-        push, payload = Push(id, seq, True, have, parts), self._whole.payloads(self._region)
-        self._record.exchanged_coded(time, leased, peer, push, payload, ticket, sums)
 
 
 Exchange: TypeAlias = Callable[[int, float, ExchangeRecord | None], bytes | None]
@@ -262,8 +222,9 @@ class Shortcut:
         numbers: tuple[int, ...],
         gradient: Arena,
         now: float,
-        record: RawRecord | None,
+        record: ExchangeRecord | None,
         parts: Parts | None = None,
+        recorded: Recorded | None = None,
     ) -> Acknowledged | None:
         """Update the parameters with a worker's gradient of the whole model, and note the exchange.
 
@@ -280,8 +241,8 @@ class Shortcut:
             The time, in seconds.
         record
             Where the exchange is recorded, or None.
-        parts
-            In which it travelled, always the same object; None: raw.
+        parts, recorded
+            In which it travelled, always the same object, and how it is recorded; None: raw.
 
         Returns
         -------
@@ -324,7 +285,8 @@ class Shortcut:
             self._warnings.due = True
         if record is not None:
             tickets = self.updates.tickets
-            record.exchanged(now, leased, peer, numbers, gradient, tickets, sums)
+            recorded = recorded or Recorded(gradient.data)
+            record.exchanged(now, leased, peer, numbers, recorded, tickets, sums)
         vbar, vbars = store.statistic() if self._has_statistic else (None, b"")
         said = (number, True, staleness, float(staleness), vbar, vbars, "")
         member.exchanged(now, seq, said)
@@ -393,6 +355,8 @@ class Steady:
         As above; the model's bytes, of each push and of each answer.
     store, gradient, parts, whole
         The parameters, a push's gradient and parts, and as above.
+    recorded
+        The last push, as it is recorded.
     compiled
         What does the same as `general` in compiled code; None: there is none.
     exchange
@@ -420,6 +384,8 @@ class Steady:
             self.parts, self.gradient = whole.parts, shared.decoded
             payload = wire.expect(template, whole.nbytes, whole.between)
         self._payload: Bytes = np.frombuffer(payload, np.uint8)
+        parts = b"" if whole is None else pack([list(part[:4]) for part in whole.parts])
+        self.recorded = Recorded(self._payload, parts)
         self._answer = shared.answer
         self._answered = shared.machine.measure("send", wire.answered)
         self.cost, self.nbytes = shared.store.cost, layout.nbytes
@@ -436,12 +402,6 @@ class Steady:
     def takes(self, frame: bytes) -> bool:
         """Return whether the connection already matches messages of this form."""
         return self._wire.expected is self._template and self._template.values(frame) is not None
-
-    def record_of(self, record: ExchangeRecord | None) -> RawRecord | None:
-        """Return what records the exchanges of this connection, given what records all."""
-        if record is None or self.whole is None:
-            return record
-        return CodedRecord(record, self.whole, self._payload)
 
     def general(self, nbytes: int, now: float, record: ExchangeRecord | None) -> bytes | None:
         """Answer a push if these bytes complete it, and it meets all conditions: `exchange`.
@@ -465,15 +425,13 @@ class Steady:
         if not found:
             return None if found is None else b""
         whole, numbers = self.whole, found[:4]
-        recorded: RawRecord | None = record
         if whole is not None:
             if any(age != found[3] for age in found[4:]):
                 return None
             if not whole.decode(self._payload, self.gradient):
                 return None
-            recorded = self.record_of(record)
         given = self.member, self.peer, numbers, self.gradient, now
-        said = self._shared.update(*given, recorded, self.parts)
+        said = self._shared.update(*given, record, self.parts, self.recorded)
         if said is None:
             return None
         id, _seq, _have, base = numbers

@@ -236,22 +236,26 @@ class FixedFrames:
         Of the fields of a row.
     payload
         Length of a payload in bytes.
+    rest
+        Bytes of each row behind its fields.
 
     Attributes
     ----------
-    payload
+    payload, rest
         As given.
     nbytes
         Bytes that a frame takes; `END` follows it.
     """
 
-    __slots__ = ("_before", "_end", "_kind", "_length", "_pack", "_zeros", "nbytes", "payload")
+    __slots__ = (
+        *("_before", "_end", "_kind", "_length", "_pack", "_zeros", "nbytes", "payload", "rest"),
+    )
 
-    def __init__(self, kind: int, row: Struct, payload: int) -> None:
-        self._kind, self._pack, self._length = kind, row.pack, row.size
-        self.payload, self.nbytes = payload, frame_bytes(row.size, payload)
-        self._zeros = _ZEROS[-row.size % 8]
-        self._before = frame_bytes(row.size, 0)
+    def __init__(self, kind: int, row: Struct, payload: int, rest: bytes = b"") -> None:
+        self._kind, self._pack, self._length = kind, row.pack, row.size + len(rest)
+        self.payload, self.nbytes = payload, frame_bytes(self._length, payload)
+        self.rest, self._zeros = rest, _ZEROS[-self._length % 8]
+        self._before = frame_bytes(self._length, 0)
         self._end = _ZEROS[-payload % 8] + END
 
     def store(
@@ -270,7 +274,7 @@ class FixedFrames:
 
         ``fields`` are the row's; all else is as of `frame`.
         """
-        row, nbytes = self._pack(*fields), self.payload
+        row, nbytes = self._pack(*fields) + self.rest, self.payload
         crc = _crc32(payload) if nbytes < LARGE else crc32(payload)
         head = _FRAME.pack(
             *(self._length, nbytes, number, time, _crc32(row), crc),

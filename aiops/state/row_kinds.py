@@ -42,7 +42,7 @@ FIELDS: Mapping[RowKind, tuple[str, ...]] = {
     RowKind.JOINED: ("peer", "hello"),
     RowKind.LEFT: ("peer", "traffic"),
     RowKind.RECEIVED: ("peer", "message", "fault", "faulted_sink"),
-    RowKind.STEADY: ("peer", "id", "seq", "have", "base", "check"),
+    RowKind.STEADY: ("peer", "id", "seq", "have", "base", "check", "parts"),
     RowKind.APPLIED: ("ticket", "check"),
     RowKind.TICK: (),
     RowKind.PACED: ("nbytes", "second", "peak", "backlog", "busy", "limited"),
@@ -56,10 +56,15 @@ FIELDS: Mapping[RowKind, tuple[str, ...]] = {
     RowKind.PAUSED: ("why",),
     RowKind.COPY: (),
 }
-"""The items of each kind's list, in order; of `STEADY` the fields of its struct."""
+"""The items of each kind's list, in order; of `STEADY` the fields of its struct, and its parts."""
 
 STEADY_ROW = Struct("<IQQqQI")
-"""The row of a steady exchange, which has no MessagePack: peer, id, seq, have, base, check."""
+"""The row of a steady exchange, a struct: peer, id, seq, have, base, check.
+
+If the gradient is coded the list of its parts follows, in MessagePack: start, stop, codec and bytes
+of each payload. The row's payload has them as they travelled, each but the first behind its prefix
+of 5 bytes.
+"""
 
 
 def row_fields(kind: int, row: bytes, name: str) -> dict[str, Plain]:
@@ -78,10 +83,15 @@ def row_fields(kind: int, row: bytes, name: str) -> dict[str, Plain]:
         return {"row": row}
     values: Any
     if known is RowKind.STEADY:
-        values = STEADY_ROW.unpack(row) if len(row) == STEADY_ROW.size else None
+        values = _steady_fields(row, name) if len(row) >= STEADY_ROW.size else None
     else:
         values = unpack(row, name)
     names = FIELDS[known]
     if type(values) not in (list, tuple) or len(values) != len(names):
         raise DamagedState(f"{name} is damaged: it is no row of kind {known.name.lower()!r}")
     return dict(zip(names, values, strict=True))
+
+
+def _steady_fields(row: bytes, name: str) -> tuple[Any, ...]:
+    rest = row[STEADY_ROW.size :]
+    return *STEADY_ROW.unpack_from(row), unpack(rest, name) if rest else []

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aiops.model.parts import LARGEST
 
+PREFIX = 5
+"""Bytes before a header, and before each payload."""
+
 Path: TypeAlias = tuple[str | int, ...]
 """A value's path in a header: keys of maps and indices of lists, from the outermost in."""
 
@@ -41,7 +44,6 @@ _LENGTHS = {
     0xDE: 2,
     0xDF: 4,  # lists and maps
 }
-_PREFIX = 5  # bytes before a header
 _SMALL = 0x7F  # the largest integer in the shortest form
 _BYTES, _TEXTS, _LISTS = (0xC4, 0xC5, 0xC6), (0xD9, 0xDA, 0xDB), (0xDC, 0xDD)
 
@@ -144,7 +146,7 @@ def slots(header: bytes, *, shortest: bool = False) -> dict[Path, Slot]:
         reader has to bound them. Default False.
     """
     return {
-        slot.path: slot._replace(begin=slot.begin + _PREFIX, end=slot.end + _PREFIX)
+        slot.path: slot._replace(begin=slot.begin + PREFIX, end=slot.end + PREFIX)
         for slot in _walk(header, [0], ())
         if shortest or slot.most != _SMALL
     }

@@ -269,7 +269,7 @@ class TestShow:
             "leased": True,
             "payload": 12,
             "text": "connection 7: push 1 at version 0, 12 B; has version 0",
-            "fields": dict(zip(FIELDS[RowKind.STEADY], examples.STEADY, strict=True)),
+            "fields": dict(zip(FIELDS[RowKind.STEADY], (*examples.STEADY, []), strict=True)),
         }
         text = run("show", folder, "--rows", 2).stdout
         assert "steady" in text
@@ -298,7 +298,13 @@ class TestShow:
             for line in lines
             if line["kind"] == "received" and line["fields"]["message"]["kind"] == "push"
         ]
-        assert [line["fields"]["message"]["seq"] for line in pushes] == [1, 2, 3]
+        [steady] = [line for line in lines if line["kind"] == "steady"]
+        assert [line["fields"]["message"]["seq"] for line in pushes] == [1, 2]
+        assert (
+            f"push 3 at version 2, {formatting.nbytes(steady['payload'])} (int8); has"
+            in (steady["text"])
+        )
+        assert steady["fields"]["parts"] == [[0, 1 << 16, "int8", steady["payload"]]]
         for version, line in enumerate(pushes):
             assert line["text"].startswith("anna (connection 1): push id ")
             assert f"seq {version + 1}, " in line["text"]
@@ -308,7 +314,7 @@ class TestShow:
         assert left == "anna (connection 1)"
         assert lines[0]["text"].startswith(f"run {lines[0]['fields']['run']}, policy asgd, lr 0.")
         shown = run("show", tmp_path / "s", "--rows", 99).stdout
-        assert "seq 3" in shown
+        assert "seq 2" in shown
         number = pushes[0]["number"]
         one = json.loads(run("show", tmp_path / "s", "--row", number).stdout)
         assert one["fields"]["message"]["parts"][0]["codec"] == "int8"

@@ -714,6 +714,7 @@ async def test_what_are_no_parts_of_it(
 PARTS: tuple[tuple[str, Any], ...] = (
     *(("even", ()), ("kernels", ()), ("masters", ()), ("states", ()), ("spans", [])),
     *(("spans", ()), ("spans", (7,)), ("spans", ((1, 2),))),
+    *(("recorded", None), ("recorded", (b"",)), ("recorded", (b"", "parts"))),
     *((name, object()) for name in ("wire", "member", "store", "pool", "updates", "held")),
     *((name, object()) for name in ("maker", "collected", "warnings", "closure", "guard")),
     *((name, object()) for name in ("histogram", "pace", "gradient", "recent")),
@@ -792,7 +793,7 @@ class TestServer:
         assert isinstance(time, float)
         assert (is_leased, peer, ticket) == (False, scene.steady.peer, scene.updates.tickets)
         assert numbers == (scene.seq, scene.seq, 0, 0)
-        assert gradient is scene.steady.gradient
+        assert gradient is scene.steady.recorded
         assert sums.dtype == np.int64
 
     async def test_an_error_is_the_servers(self, scene: Scene) -> None:

@@ -201,7 +201,7 @@ async def test_memory_is_borrowed(lent: Lent, monkeypatch: pytest.MonkeyPatch) -
     for name, value in (("_lent_to", AT), ("_lent_until", 0.0)):
         setattr(lent.writer, name, value)
         assert is_answer(lent.answer())
-        assert given.pop() == (lent.scene.member.answered, 4 * SIZE)
+        assert given.pop() == (lent.scene.member.answered, 4 * SIZE, b"")
     assert lent.writer._at == AT + 2 * NBYTES
     assert not lent.told
     assert not given
@@ -265,6 +265,7 @@ CONDITIONS: tuple[tuple[str, str, Any], ...] = (
     ("writer", "_waiting", [1]),
     ("writer", "_frames", OtherFrames()),
     ("writer", "_frames", FixedFrames(RowKind.STEADY, STEADY_ROW, 4 * SIZE + 8)),
+    ("writer", "_frames", FixedFrames(RowKind.STEADY, STEADY_ROW, 4 * SIZE, b"\x91")),
     ("writer", "_at", -8),
     ("writer", "_at", None),
     ("writer", "_at", (1 << 16) - NBYTES - len(END) + 8),
@@ -298,7 +299,7 @@ async def test_a_condition(owner: str, name: str, value: Any, lent: Lent) -> Non
         assert (time, leased) == (lent.scene.member.answered, False)
         assert (peer, ticket) == (lent.scene.steady.peer, lent.scene.updates.tickets)
         assert numbers == (lent.scene.seq, lent.scene.seq, 0, 0)
-        assert gradient is lent.scene.steady.gradient
+        assert gradient is lent.scene.steady.recorded
         assert (sums.dtype, sums.tolist()) == (np.int64, [0])
         assert set(lent.memory) == {0xAA}
     finally:
@@ -519,7 +520,7 @@ class TestLongRows:
         number = long.kept.recorder.next
         long.answer()
         (told,) = long.told
-        assert told[4] is long.scene.steady.gradient
+        assert told[4] is long.scene.steady.recorded
         assert (long.kept.recorder.next, long.writer._at) == (number, AT)
         assert set(long.path.read_bytes()) == {0xAA}
         long.reset()

@@ -475,8 +475,7 @@ def journalled(
         if each is not general:
             assert each.short == seen[1].short
             assert rows_of(rows[1:]) == rows_of(frames[1][1:])  # the first has the run's name
-            steady = sum(row.kind == RowKind.STEADY for row in rows)
-            assert steady == (0 if course[1] in CODECS else each.short)
+            assert sum(row.kind == RowKind.STEADY for row in rows) == each.short
     return seen[-1], seen[-1].short - told
 
 
@@ -593,8 +592,7 @@ def test_rows_are_stored_by_compiled_code(
     assert seen.short == 3 * len(USUAL) - 2
     if core() is not None:
         assert seen.compiled == seen.short
-        always = model != "small" and model not in CODECS  # Python stores those of coded ones
-        assert stored >= len(USUAL) or not lends(folder) or not always
+        assert stored >= len(USUAL) or not lends(folder) or model == "small"
 
 
 @pytest.mark.parametrize("acks", ["written", "durable"])

@@ -103,6 +103,7 @@ class TestFirst:
             "have": 0,
             "base": 0,
             "check": 0xC0FFEE,
+            "parts": [],
         }
         assert (steady.flags, steady.time, steady.unsynced) == (1, 1.5, 2)
         assert bytes(steady.payload) == struct.pack("<3f", 2, 0, -2)

@@ -185,7 +185,13 @@ class JournalWriter:
         return None if effect.more else self._flush()
 
     def exchange(
-        self, number: int, time: float, flags: int, fields: tuple[int, ...], payload: memoryview
+        self,
+        number: int,
+        time: float,
+        flags: int,
+        fields: tuple[int, ...],
+        payload: memoryview,
+        parts: bytes = b"",
     ) -> bool:
         """Store the row of a steady exchange in the segment's memory, at once.
 
@@ -195,8 +201,8 @@ class JournalWriter:
             Of the row.
         fields
             Of `STEADY_ROW`.
-        payload
-            The gradient's bytes.
+        payload, parts
+            The gradient's bytes and its parts, as of `aiops.engine.steady.Recorded`.
 
         Returns
         -------
@@ -209,9 +215,10 @@ class JournalWriter:
             end + len(END) > self._lent_to
             or time >= self._lent_until
             or len(payload) != frames.payload
+            or parts != frames.rest
             or self._waiting
             or self.why
-        ) and not self.borrow(time, len(payload)):
+        ) and not self.borrow(time, len(payload), parts):
             return False
         # The journal's thread writes `_synced` at any time, but only ever a greater one.
         salt, unsynced = self._salt, number - self._synced
@@ -227,16 +234,16 @@ class JournalWriter:
         self._half = self._size
         self._do_chores(time)
 
-    def borrow(self, time: float, payload: int) -> bool:
+    def borrow(self, time: float, payload: int, parts: bytes = b"") -> bool:
         """Have memory for a steady row of that payload; return whether there is.
 
-        ``time`` is the row's.
+        ``time`` is the row's, and ``parts`` as of `exchange`.
         """
         self._lent_to = 0
         if self._waiting or self._durable or self.why or self._closed:
             return False
-        if payload != self._frames.payload:
-            self._frames = FixedFrames(_STEADY, STEADY_ROW, payload)
+        if payload != self._frames.payload or parts != self._frames.rest:
+            self._frames = FixedFrames(_STEADY, STEADY_ROW, payload, parts)
             if payload > SHORT:  # no memory is lent for it
                 self._room = bytearray(self._frames.nbytes + len(END) + _LINE)
             return False  # `exchange` has the earlier ones

@@ -41,9 +41,9 @@ from aiops.engine.events import (
     Warm,
 )
 from aiops.engine.receive import CopiedIncoming
+from aiops.engine.steady import Recorded
 from aiops.errors import DamagedState, Refused
 from aiops.kernels.checksum import warm_crc32
-from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.net.disk import DiskThread
 from aiops.serving.repeated_error import RepeatedError
@@ -257,7 +257,7 @@ class KeptState:
         leased: bool,
         peer: int,
         numbers: tuple[int, ...],
-        gradient: Arena,
+        gradient: Recorded,
         ticket: int,
         sums: Ints,
     ) -> None:
@@ -270,7 +270,9 @@ class KeptState:
             return
         flags, payload = LEASED if leased else 0, gradient.data.data
         fields = peer, *numbers, check_of(ticket, sums)
-        if not recorder.pending and writer.exchange(recorder.next, time, flags, fields, payload):
+        if not recorder.pending and writer.exchange(
+            recorder.next, time, flags, fields, payload, gradient.parts
+        ):
             recorder.next += 1
             if journal.appended is not None:
                 journal.appended()
@@ -278,18 +280,6 @@ class KeptState:
         ended = journal.append(recorder.exchanged(time, flags, fields, gradient))
         if ended is not None:
             self._post(ended)
-
-    def exchanged_coded(self, *exchange: Any) -> None:
-        """Append the rows of a steady exchange of a coded gradient.
-
-        Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged_coded`.
-        """
-        if self.journal.writer is None or not self.recorder.recording:
-            return
-        for effect in self.recorder.exchanged_coded(*exchange):
-            ended = self.journal.append(effect)
-            if ended is not None:
-                self._post(ended)
 
     # ------------------------------------------------------------ snapshots
 

@@ -9,7 +9,6 @@ import shutil
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
@@ -18,8 +17,8 @@ from aiops.durable.run_record import RunRecord
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, JournalEnded
 from aiops.engine.receive import CopiedIncoming
+from aiops.engine.steady import Recorded
 from aiops.errors import UsageError
-from aiops.model.arena import Arena
 from aiops.model.layout import Ints
 from aiops.net.disk import SystemDisk
 from aiops.net.environment import CURRENT_ENVIRONMENT
@@ -100,7 +99,7 @@ class RecordFolder:
         leased: bool,
         peer: int,
         numbers: tuple[int, ...],
-        gradient: Arena,
+        gradient: Recorded,
         ticket: int,
         sums: Ints,
     ) -> None:
@@ -114,7 +113,7 @@ class RecordFolder:
         record, writer = self._record, self._writer
         flags, payload = LEASED if leased else 0, gradient.data.data
         fields = peer, *numbers, check_of(ticket, sums)
-        if writer.exchange(record.next, time, flags, fields, payload):
+        if writer.exchange(record.next, time, flags, fields, payload, gradient.parts):
             record.next += 1
             return
         row = record.exchange_row(time, flags, fields, gradient)
@@ -123,20 +122,6 @@ class RecordFolder:
             self._unrecorded = 1
             self._ended(ended)
             self._unrecorded = 0
-
-    def exchanged_coded(self, time: float, *exchange: Any) -> None:
-        """Record a steady exchange of a coded gradient.
-
-        Parameters as of `aiops.engine.steady.ExchangeRecord.exchanged_coded`.
-        """
-        if self.error:
-            self._say(time)
-            return
-        received, applied = self._record.coded_rows(time, *exchange)
-        last, self._unrecorded = self._record.next - 1, 1
-        for number, row in ((last - 1, received), (last, applied)):
-            self._append(AppendRow(number, row, more=number < last))
-        self._unrecorded = 0
 
     def end(self, now: float) -> None:
         """End the record with the run, or log again that it ended before."""

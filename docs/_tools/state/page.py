@@ -33,7 +33,7 @@ MEANINGS: Mapping[RowKind, tuple[str, str]] = {
         "gradient, ids and rows, or model",
     ),
     RowKind.STEADY: (
-        "A push of the whole model that was applied at once. Not MessagePack; see below.",
+        "A push of the whole model that was applied at once. A struct; see below.",
         "the gradient",
     ),
     RowKind.APPLIED: (
@@ -87,9 +87,9 @@ def steady_line() -> str:
     """Return the fields of a steady row, with their types."""
     types = {"I": "u32", "Q": "u64", "q": "i64"}
     codes = STEADY_ROW.format.removeprefix("<")
-    pairs = zip(codes, FIELDS[RowKind.STEADY], strict=True)
+    pairs = zip(codes, FIELDS[RowKind.STEADY][:-1], strict=True)
     text = " | ".join(f"{types[code]} {name}" for code, name in pairs)
-    return f"```text\n{text}          ({STEADY_ROW.size} bytes)\n```"
+    return f"```text\n{text}          ({STEADY_ROW.size} bytes) | parts\n```"
 
 
 def shown(value: Any) -> str:
