@@ -150,6 +150,8 @@ PROCESS_VARIANTS: Mapping[str, Variant] = {
     "fp16": _asgd(*_LR1, "--push-codec", "fp16", "--fetch-codec", "fp16", scaled=one),
     "int8": _asgd(*_LR1, "--push-codec", "int8", "--fetch-codec", "int8", additive=False),
     "onebit": _asgd(*_LR1, "--push-codec", "onebit", additive=False, touched=False),
+    "bf16-up": _asgd(*_LR1, "--push-codec", "bf16", scaled=one),
+    "int8-up": _asgd(*_LR1, "--push-codec", "int8", additive=False),
 }
 """Those of processes: all policies and optimisers but ``average``, whose server takes no push, and
 all codecs but ``lowrank``, which needs matrices. With gates or several local steps a worker decides
