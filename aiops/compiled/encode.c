@@ -5,13 +5,19 @@
 
 #include "exchange.h"
 
-void take_back(Exchange *self)
+/* Have the encoders of the first pieces be as before the last gradient. */
+static void restore(const Exchange *self, Py_ssize_t count)
 {
-    for (Py_ssize_t index = 0; index < self->piece_count; index++) {
+    for (Py_ssize_t index = 0; index < count; index++) {
         const CodedPiece *piece = &self->pieces[index];
         if (piece->encode != NULL)
             memcpy(piece->rest.buf, piece->before.buf, (size_t)piece->rest.len);
     }
+}
+
+void take_back(Exchange *self)
+{
+    restore(self, self->piece_count);
 }
 
 /* Copy the tensors of a piece that travels raw. */
@@ -29,25 +35,19 @@ static void copy_tensors(const CodedPiece *piece, const Py_buffer *views, int by
 
 int encode_all(Exchange *self, const Py_buffer *views, int by_name)
 {
-    int fits = 1;
     for (Py_ssize_t index = 0; index < self->piece_count; index++) {
         const CodedPiece *piece = &self->pieces[index];
         char *to = (char *)self->region.buf + piece->begin;
-        if (piece->encode == NULL)
+        if (piece->encode == NULL) {
             copy_tensors(piece, views, by_name, to);
-        else if (fits) {
-            const char *from = by_name ? views[piece->first].buf
-                                       : (const char *)views[0].buf + piece->start;
-            fits = piece->encode(piece->rest.len / 4, from, piece->rest.buf, piece->before.buf, to,
-                                 to + piece->second);
-            if (!fits) { /* those before it have been encoded, and those behind it have not */
-                for (Py_ssize_t before = 0; before < index; before++) {
-                    piece = &self->pieces[before];
-                    if (piece->encode != NULL)
-                        memcpy(piece->rest.buf, piece->before.buf, (size_t)piece->rest.len);
-                }
-                return 0;
-            }
+            continue;
+        }
+        const char *from = by_name ? views[piece->first].buf
+                                   : (const char *)views[0].buf + piece->start;
+        if (!piece->encode(piece->rest.len / 4, from, piece->rest.buf, piece->before.buf, to,
+                           to + piece->second)) {
+            restore(self, index); /* those behind it have not been encoded */
+            return 0;
         }
     }
     return 1;
