@@ -317,7 +317,7 @@ class SteadyExchange:
         self._pack, self._constants = self._push.pack, self._push.constants
         self._unpack, self._read, self._pick = self._ack.unpack, self._ack.constants, self._ack.pick
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
-        self._ages = len(push.parts)  # its part's versions, which are the last of its numbers
+        self._ages = len(push.parts)  # times that the version stands in a push, last of its numbers
         self._connection = connection
         self.answer_size: int = self._ack.size + nbytes
         self.direct: bool = self.answer_size > ROOM  # received where it belongs
