@@ -47,7 +47,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "easgd": {"set": {"kappa": 0.05}},
     "ringmaster": {"set": {"lr": 1, "r": 1 << 20}},
     "coded": {"policy": "asgd", "push_codec": "topk:0.25", "fetch_codec": "int8"},
-    "coded-up": {"policy": "asgd", "push_codec": "int8"},
     "filtered": {"policy": "asgd", "filter": "robust"},
     "paced": {"policy": "fasgd", "bandwidth_budget": "2MB/s"},
     "gated": {"policy": "fasgd", "gate": "bfasgd:c_push=0.08,skipped=reapply"},
