@@ -52,19 +52,27 @@ class CodedGradient:
     coding
         The client's encoders, each of which has encoded before.
 
+    Raises
+    ------
+    ValueError
+        When it has none for one of the payloads.
+
     Attributes
     ----------
     region
         The payloads of the last push, with the prefixes between them.
     whole
         As above.
+    begun
+        Whether the encoders may have changed for a push that is not under way yet.
     """
 
     def __init__(self, whole: WholeGradient, coding: Coding) -> None:
         self.whole, self._coding = whole, coding
         self.region: Bytes = whole.region()
+        self.begun = False
         self._encoders: list[Encoder | None] = [
-            None if piece.codec is None else coding.encoder_at(piece.start)
+            None if piece.codec is None else coding.encoder_at(piece.start, piece.codec.name)
             for piece in whole.pieces
         ]
         self._before = [
@@ -82,13 +90,14 @@ class CodedGradient:
         return None if whole is None else cls(whole, coding)
 
     def encode(self, arrays: Sequence[Array]) -> bool:
-        """Encode the gradients of all tensors, which have their dtypes and shapes.
+        """Encode the gradients of all tensors, which have their dtypes and shapes; it is `begun`.
 
         False: a value of one cannot be encoded, and the encoders are as they were.
         """
         for encoder, before in zip(self._encoders, self._before, strict=True):
             if encoder is not None and before is not None:
                 before[:] = encoder.rest
+        self.begun = True
         try:
             for piece, encoder in zip(self.whole.pieces, self._encoders, strict=True):
                 payload = self.whole.payload(self.region, piece)
@@ -98,18 +107,18 @@ class CodedGradient:
                 else:
                     payload[:] = np.frombuffer(encoder.encode(arrays[piece.first]), np.uint8)
         except NotFinite:
-            self._take_back()
+            self.take_back()
             return False
-        except BaseException:
-            self._take_back()
-            raise
         return True
 
-    def _take_back(self) -> None:
-        """Have the encoders be as before this push."""
+    def take_back(self) -> None:
+        """Have the encoders be as before a push that has `begun`; else they stay."""
+        if not self.begun:
+            return
         for encoder, before in zip(self._encoders, self._before, strict=True):
             if encoder is not None and encoder.rest is not None and before is not None:
                 encoder.rest[:] = before
+        self.begun = False
 
     def request(self, version: int) -> tuple[Parts, list[list[memoryview]], Encoded]:
         """Return the last push as one of the general path: its parts, payloads, and way back.

@@ -130,9 +130,18 @@ class Coding:
             begin += piece.size
         return found
 
-    def encoder_at(self, place: int) -> Encoder:
-        """Return the encoder of the piece that begins at a byte of the arena; it has encoded."""
-        return self._encoders[place]
+    def encoder_at(self, place: int, codec: str) -> Encoder:
+        """Return the encoder, of this codec, of the piece that begins at a byte of the arena.
+
+        Raises
+        ------
+        ValueError
+            When it has encoded nothing, or codes otherwise: the plan has changed since.
+        """
+        encoder = self._encoders.get(place)
+        if encoder is None or encoder.codec.name != codec:
+            raise ValueError(f"no tensor at byte {place} has been encoded in {codec}")
+        return encoder
 
     def _encoder(self, piece: Tensor, codec: Codec) -> Encoder:
         """Make the encoder of a piece."""

@@ -80,8 +80,9 @@ server owns its own; a client returns what it was lent with a release, which is 
 that waits (`back`). A push is sent inline if the model is at most 64 KiB or lies on several shards.
 
 **The steady exchange.** From the push and the answer of one general exchange `_learn_steady` makes
-the templates of a `SteadyExchange`, if both carried the whole model raw, and nothing else is
-special (coding, increments, gates, shards, lent payloads, more than 1 MiB). When the session is
+the templates of a `SteadyExchange`, if both carried the whole model (the push raw, or in codecs
+whose payloads have constant lengths), and nothing else is special (increments, gates, shards, lent
+payloads, more than 1 MiB). When the session is
 `idle`, the driver may run the next exchange by it: it takes its id and sequence number from
 `pending`, and sends and counts the bytes that the general path would send. Anything unexpected
 (another message, a wait that is long, another request, an error) has the driver call `hand_over`:

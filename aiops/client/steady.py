@@ -364,23 +364,40 @@ class SteadyExchange:
             views.append(gradients.arena.data)
         else:
             return None
-        coded = self._coded
-        if coded is not None:
-            arrays = views[1:] if type(gradients) is dict else list(gradients.values())
-            if not coded.encode(arrays):
-                return None
-            views[1:] = [coded.region]
+        if self._coded is not None:
+            return self._begin_coded(self._coded, params, gradients, views[1:])
         if not self.unsettled:  # others may have used numbers since
             self._id, self._seq = self._pending.next_id - 1, self._pending.seq
         self._id, self._seq = id, seq = self._id + 1, self._seq + 1
-        if coded is None:
-            first, second, third, fourth, last = self._constants
-            age = self._age
-            views[0] = self._pack(first, id, second, seq, third, self._have, fourth, age, last)
-        else:
-            views[0] = self._push.filled((id, seq, self._have, *[self._age] * self._ages))
+        first, second, third, fourth, last = self._constants
+        age = self._age
+        views[0] = self._pack(first, id, second, seq, third, self._have, fourth, age, last)
         self._params, self._gradients = params, gradients
         return views
+
+    def _begin_coded(
+        self,
+        coded: CodedGradient,
+        params: Params,
+        gradients: Mapping[str, Array],
+        arrays: list[Array],
+    ) -> list[Buffer] | None:
+        """Begin to push gradients that fit, coded, as `begin` does."""
+        arrays = arrays if type(gradients) is dict else list(gradients.values())
+        try:
+            if not coded.encode(arrays):
+                return None
+            if not self.unsettled:
+                self._id, self._seq = self._pending.next_id - 1, self._pending.seq
+            id, seq = self._id + 1, self._seq + 1
+            head = self._push.filled((id, seq, self._have, *[self._age] * self._ages))
+            self._id, self._seq, self._params, self._gradients = id, seq, params, gradients
+            coded.begun = False
+        except BaseException:  # such as Ctrl-C: nothing is sent
+            coded.take_back()
+            self._params = None
+            raise
+        return [head, coded.region.data]
 
     def _takes(self, params: Params) -> bool:
         """Return whether gradients computed at these parameters fit, and prepare to push them."""

@@ -276,14 +276,15 @@ static int read_statistic(const Answers *self, PyObject **vbar, PyObject **vbars
 static int note(const Answers *self, const Pushed *push, PyObject *now, PyObject *said)
 {
     PyObject *member = self->part[PART_member], *answers = get(member, Member_answers);
-    PyObject *ledger = get(member, Member_ledger), *seq = PyLong_FromLongLong(push->number[1]);
+    PyObject *ledger = get(member, Member_ledger), *seq;
     if (get(ledger, Ledger__alike) != self->part[PART_push_parts]) { /* others have been counted */
         PyObject *counted = PyObject_CallMethod(ledger, "count_exchanges", NULL);
         Py_XDECREF(counted);
         if (counted == NULL)
             return -1;
     }
-    if (seq == NULL || put(member, Member_last_seq, Py_NewRef(seq)) < 0 ||
+    if ((seq = PyLong_FromLongLong(push->number[1])) == NULL ||
+        put(member, Member_last_seq, Py_NewRef(seq)) < 0 ||
         add(member, Member_pushes, self->one) < 0 ||
         put(member, Member_staleness, PyLong_FromLongLong(push->staleness)) < 0 ||
         put(member, Member_answered, Py_NewRef(now)) < 0 ||

@@ -205,7 +205,7 @@ def events_of(
     name = f"row {frame.number:,}"
     try:
         return _events(engine, frame, name, room)
-    except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise DamagedState(f"{name} is damaged ({what:.300})", row=frame.number) from error
 

@@ -33,6 +33,7 @@ LAYOUTS: Mapping[str, _Layout] = {
     "shards with standbys": _Layout(2, 2, ((0, 1), (0, 1), (0,), (1,), (2,), (3,), (2, 3))),
 }
 
+_CODED = 300
 _TINY, _LENT = 0, 12_288  # cells; what is above 64 KiB is lent through shared memory
 
 
@@ -77,6 +78,9 @@ class Variant:
         Whether workers push gradients as they are, whatever the policy has them do.
     local
         Whether workers have steps of their own: what a restart takes they push again, later.
+    steady
+        Whether its coded gradients are to be steady exchanges: of float32, of enough cells to be
+        coded, at servers whose kernels are Numba's.
     """
 
     flags: tuple[str, ...]
@@ -89,6 +93,17 @@ class Variant:
     touched: bool = True
     plain: bool = False
     local: bool = False
+    steady: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The model's."""
+        return "float32" if self.steady else "float64"
+
+    @property
+    def least(self) -> int:
+        """The cells that the model has at least."""
+        return _CODED if self.steady else 0
 
     @property
     def digits(self) -> int:
@@ -150,8 +165,8 @@ PROCESS_VARIANTS: Mapping[str, Variant] = {
     "fp16": _asgd(*_LR1, "--push-codec", "fp16", "--fetch-codec", "fp16", scaled=one),
     "int8": _asgd(*_LR1, "--push-codec", "int8", "--fetch-codec", "int8", additive=False),
     "onebit": _asgd(*_LR1, "--push-codec", "onebit", additive=False, touched=False),
-    "bf16-up": _asgd(*_LR1, "--push-codec", "bf16", scaled=one),
-    "int8-up": _asgd(*_LR1, "--push-codec", "int8", additive=False),
+    "bf16-up": _asgd(*_LR1, "--push-codec", "bf16", scaled=one, steady=True),
+    "int8-up": _asgd(*_LR1, "--push-codec", "int8", additive=False, steady=True),
 }
 """Those of processes: all policies and optimisers but ``average``, whose server takes no push, and
 all codecs but ``lowrank``, which needs matrices. With gates or several local steps a worker decides
@@ -309,7 +324,7 @@ class TrialPlan:
 
     def flags(self) -> list[str]:
         """Return the server's flags, but for its folder, its port and its peers."""
-        flags = [*self.checked.flags, "--kernels", "numpy"]
+        flags = [*self.checked.flags, "--kernels", "auto" if self.checked.steady else "numpy"]
         if self.acks:
             flags += ["--acks", self.acks, "--snapshot-every", str(self.snapshot_every)]
         if self.shards > 1:
@@ -357,7 +372,10 @@ def draw_servers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
         workers=workers,
         moments=tuple(moments),
         pauses=tuple(rng.choice((0.0, 0.0005, 0.003)) for _ in range(workers)),
-        size=max(cells * workers, rng.choice((_TINY, _TINY, _TINY, _LENT))),
+        size=max(
+            *(cells * workers, rng.choice((_TINY, _TINY, _TINY, _LENT))),
+            PROCESS_VARIANTS[variant].least,
+        ),
         cells=cells,
         layout=layout,
         snapshot_every=rng.choice((0.02, 0.02, 0.2, 30.0)) if acks != "applied" else 0.02,
@@ -435,6 +453,9 @@ def draw_workers(seed: int, names: tuple[str, ...] = tuple(PROCESS_VARIANTS)) ->
         workers=workers,
         moments=tuple(moments),
         pauses=tuple(rng.choice((0.0, 0.0, 0.001)) for _ in range(kills + workers)),
-        size=max(cells * (kills + workers), rng.choice((_TINY, _TINY, _TINY, _LENT))),
+        size=max(
+            *(cells * (kills + workers), rng.choice((_TINY, _TINY, _TINY, _LENT))),
+            PROCESS_VARIANTS[variant].least,
+        ),
         cells=cells,
     )

@@ -49,6 +49,8 @@ class PusherPlan:
         Seconds that it rides out a server that is gone.
     plain
         Whether it pushes its gradients as they are, whatever the policy has workers do.
+    dtype
+        The model's.
     """
 
     url: str
@@ -61,6 +63,7 @@ class PusherPlan:
     log: str
     timeout: float
     plain: bool = False
+    dtype: str = "float64"
 
 
 def push_on(plan: PusherPlan) -> None:
@@ -73,7 +76,7 @@ def push_on(plan: PusherPlan) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     log = os.open(plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    gradient = np.zeros(plan.size)
+    gradient = np.zeros(plan.size, plan.dtype)
     mine = slice(plan.cells.first, plan.cells.first + plan.cells.count)
     sums = np.zeros(plan.cells.count)
     lost = 0
@@ -116,7 +119,7 @@ class Plain(Closing):
     def __init__(self, plan: PusherPlan) -> None:
         self._client = Client(plan.url, role="worker", name=plan.name, timeout=plan.timeout)
         try:
-            self.params = self._client.define({MODEL: np.zeros(plan.size)})
+            self.params = self._client.define({MODEL: np.zeros(plan.size, plan.dtype)})
         except BaseException:
             self._client.close()
             raise
@@ -140,5 +143,5 @@ class Plain(Closing):
 
 
 def _worker(plan: PusherPlan) -> Worker:
-    zeros = {MODEL: np.zeros(plan.size)}
+    zeros = {MODEL: np.zeros(plan.size, plan.dtype)}
     return Worker(plan.url, zeros, name=plan.name, timeout=plan.timeout)

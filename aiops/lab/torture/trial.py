@@ -232,6 +232,7 @@ class Trial:
             log=str(self._log(life)),
             timeout=_TIMEOUT,
             plain=plan.checked.plain,
+            dtype=plan.checked.dtype,
         )
         process = self._spawner.start(push_on, self._folder / name, orders)
         self._workers.append((process, name, life))
@@ -285,13 +286,13 @@ class Trial:
         """Return the version and the parameters of a server."""
         with Client(f"aiops://127.0.0.1:{port}", timeout=PATIENCE) as client:
             params = client.fetch()
-            return params.version, np.array(params[MODEL])
+            return params.version, np.array(params[MODEL], np.float64)
 
     def _flush(self) -> None:
         """Complete a sum of pushes that waits for more: pushes of zeros change nothing else."""
         if self._plan.checked.scale <= 1:
             return
-        zeros = {MODEL: np.zeros(self._plan.size)}
+        zeros = {MODEL: np.zeros(self._plan.size, self._plan.checked.dtype)}
         with Worker(self._servers.url, zeros, name="flush", timeout=PATIENCE) as worker:
             for _ in range(self._plan.checked.scale - 1):
                 worker.step(zeros)
