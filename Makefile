@@ -2,7 +2,7 @@
 #   make demo    train a real model on real data: one server, four workers
 #   make test    run the whole test suite        make check   ruff and mypy --strict
 #   make fuzz    hostile sessions and frames at a server, half a minute
-#   make sanitize  fuzz compiled code, built with sanitizers of addresses and of C's rules
+#   make sanitize  test compiled code, built with sanitizers of addresses and of C's rules, and fuzz it for a minute
 #   make bench   all benchmarks (ARGS=--quick)   make docs    regenerate the generated pages
 #   make pictures  draw the live page for its guide, by Chromium
 #   make types-public  the types of public names, by another checker
@@ -62,6 +62,9 @@ sanitize: $(VENV)/.dev
 		$(BIN)/python -m pytest -n 0 -p tests.sanitized tests/client/sync/test_compiled_exchange.py tests/compiled \
 		tests/engine/test_steady.py tests/engine/test_compiled_answers.py tests/engine/test_compiled_journal.py tests/engine/test_server_calls.py tests/net/test_socket_poller.py \
 		tests/net/test_mailboxes.py tests/client/sync/test_mailbox.py $(ARGS)
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		$(BIN)/python -m tests.sanitized torture frames --only steady --jobs 1 --seed 1 --seconds 60
 
 bench: $(VENV)/.dev
 	@$(BIN)/aiops bench all $(ARGS)

@@ -1,4 +1,8 @@
-"""A plugin of pytest: the compiled code is the library that ``make sanitize`` has built."""
+"""The compiled code is the library that ``make sanitize`` has built.
+
+As a plugin of pytest (``-p tests.sanitized``), or for a command: ``python -m tests.sanitized
+torture frames --only steady --jobs 1``. Jobs in processes of their own have the usual library.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +22,9 @@ spec.loader.exec_module(sys.modules[NAME])
 
 def pytest_report_header() -> str:
     return f"compiled code: {sys.modules[NAME].__file__}"
+
+
+if __name__ == "__main__":
+    from aiops.__main__ import main
+
+    main()

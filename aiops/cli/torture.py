@@ -424,6 +424,8 @@ def _simulated(what: str, report: dict[str, Any]) -> dict[str, str]:
         found["tried"] = f"{frames}, in {report['sessions']:,} sessions"
         if report["refused"]:
             found["decoder"] = f"refuses {report['refused']:,} of them"
+        if report["compiled"]:
+            found["compiled code"] = f"answers {report['compiled']:,} of them"
         found["rate"] = f"{report['tried'] / max(report['seconds'], 0.1):,.0f} frames/s"
     if what == "partitions":
         found["acknowledged"] = f"{report['acknowledged']:,} pushes"

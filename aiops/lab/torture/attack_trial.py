@@ -38,6 +38,8 @@ class AttackResult:
         Those of them that were refused by the decoder alone, if these are counted.
     sent
         The bytes that were sent to a server that had not closed the connection.
+    compiled
+        Steady exchanges that compiled code answered.
     answers
         By kind, and for errors by code: what the server said.
     wrong
@@ -51,6 +53,7 @@ class AttackResult:
     frames: int = 0
     refused: int = 0
     sent: int = 0
+    compiled: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0

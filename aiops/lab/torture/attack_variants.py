@@ -15,6 +15,7 @@ from aiops.lab.torture.attacked_averaging import AttackedAveraging, AttackedRend
 from aiops.lab.torture.attacked_roles import AttackedByRoles
 from aiops.lab.torture.attacked_shards import AttackedFollower, AttackedShards
 from aiops.lab.torture.attacked_standby import AttackedStandby
+from aiops.lab.torture.attacked_steady import AttackedSteady
 
 OTHERS: Mapping[str, Callable[[AttackPlan], Attacked]] = {
     "shards": AttackedShards,
@@ -23,6 +24,7 @@ OTHERS: Mapping[str, Callable[[AttackPlan], Attacked]] = {
     "standby": AttackedStandby,
     "roles": AttackedByRoles,
     "checksums": AttackedWithChecksums,
+    "steady": AttackedSteady,
     "rendezvous": AttackedRendezvous,
     "averaging": AttackedAveraging,
 }

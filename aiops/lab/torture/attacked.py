@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
@@ -28,7 +28,10 @@ from aiops.net.memory_use import resident
 from aiops.sim.virtual.server_machine import ServerMachine
 from aiops.sim.virtual.world import World
 
-TENSORS = (("w", "float32", (16, 4)), ("b", "float16", (5,)))
+Model: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
+"""Name, dtype and shape of each tensor."""
+
+TENSORS: Model = (("w", "float32", (16, 4)), ("b", "float16", (5,)))
 TABLE = Table(1000, 4, scale=0.1, seed=1)
 TOKEN = "honest"
 WORKERS = "hello", "shard_hello"
@@ -56,8 +59,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 _OF_ALL = tuple(name for name in SETTINGS if name not in ("filtered", "paced"))
 """Those of all variants: a follower has neither a filter nor a budget of its own."""
 
-FIXED: Mapping[str, str] = {"filtered-shards": "filtered", "filtering-follower": "filtered"}
-"""By name: the settings of a variant that is none of them, and has one policy."""
+FIXED: Mapping[str, tuple[str, ...]] = {
+    "filtered-shards": ("filtered",),
+    "filtering-follower": ("filtered",),
+    "steady": ("asgd", "asgd", "fasgd", "adam"),
+}
+"""By name: the settings of a variant that is none of them, and cannot have all."""
 
 TABLELESS = ("ringmaster", "dcasgd", "gap-aware", "easgd")
 
@@ -99,7 +106,7 @@ class AttackPlan:
 def draw_attack(rng: Random, seed: int, names: Sequence[str]) -> AttackPlan:
     """Return a plan of one of the variants ``names``, but for its peers."""
     variant = rng.choice(names)
-    policy = FIXED.get(variant) or (variant if variant in SETTINGS else rng.choice(_OF_ALL))
+    policy = variant if variant in SETTINGS else rng.choice(FIXED.get(variant, _OF_ALL))
     return AttackPlan(
         *(seed, variant, policy),
         peers=0,
@@ -121,17 +128,21 @@ class Door(NamedTuple):
         The facts that a hostile peer knows, and the messages that it says there.
     accept
         Makes the protocol of a connection, without the network; None: there is none.
+    answered
+        Returns how many steady exchanges compiled code has answered on the connections there that
+        are open; None: workers make none there.
     """
 
     host: str
     port: int
     target: Target
     accept: Callable[[], asyncio.BufferedProtocol] | None = None
+    answered: Callable[[], int] | None = None
 
 
-def target_of(tables: bool, token: bool = False) -> Target:
+def target_of(tables: bool, token: bool = False, model: Model = TENSORS) -> Target:
     """Return the facts of the model that is attacked."""
-    layout = Layout(TENSORS)
+    layout = Layout(model)
     tensors = {tensor.name: tensor for tensor in layout.tensors}
     ends = [(t.offset, t.offset + t.dtype.itemsize * t.size) for t in tensors.values()]
     return Target(
@@ -218,6 +229,7 @@ class AttackedServer(Attacked):
     """
 
     machine: ServerMachine
+    model: Model = TENSORS
     _worker: AsyncWorker
     _steps = 0
 
@@ -266,7 +278,7 @@ class AttackedServer(Attacked):
     def _honest(self) -> AsyncWorker:
         return AsyncWorker(
             f"aiops://{self.address(self.machine)}",
-            {name: np.zeros(shape, dtype) for name, dtype, shape in TENSORS},
+            {name: np.zeros(shape, dtype) for name, dtype, shape in self.model},
             tables={"t": TABLE} if self.plan.tables else None,
             token=TOKEN if self.plan.token else None,
             name="honest",
@@ -282,7 +294,7 @@ class AttackedServer(Attacked):
         """Do all that a worker does."""
         worker = self._worker
         for _ in range(_TRAINED):
-            await worker.step(ones())
+            await worker.step(ones(self.model))
             if self.plan.tables:
                 ids = np.arange(20)
                 await worker.fetch_rows("t", ids)
@@ -291,9 +303,12 @@ class AttackedServer(Attacked):
 
     def door(self, machine: ServerMachine, opening: str = "hello", **facts: Any) -> Door:
         """Return the door of a server, with what hostile peers say of themselves."""
-        target = target_of(self.plan.tables, self.plan.token)
+        target = target_of(self.plan.tables, self.plan.token, self.model)
         target = target._replace(opening=opening, facts=facts)
-        return Door(machine.host, machine.port, target, lambda: machine.server.connections.accept())
+        door = Door(machine.host, machine.port, target, lambda: machine.server.connections.accept())
+        if opening == "hello" and not (self.plan.token or "standby" in machine.settings):
+            door = door._replace(answered=lambda: _answered(machine))
+        return door
 
     async def step(self) -> str:
         """Have the honest worker make a step.
@@ -304,7 +319,7 @@ class AttackedServer(Attacked):
         """
         self._steps += 1
         try:
-            receipt = await self._worker.step(ones())
+            receipt = await self._worker.step(ones(self.model))
         except BadPush:
             if self.plan.token:
                 raise
@@ -357,7 +372,8 @@ class AttackedWithChecksums(AttackedServer):
         """Start the server."""
         await super().begin()
         door = self.doors[self.machine.host]
-        self.doors[self.machine.host] = door._replace(target=door.target._replace(checked=True))
+        target = door.target._replace(checked=True)
+        self.doors[self.machine.host] = door._replace(target=target, answered=None)
         self.scripts = []
 
 
@@ -401,9 +417,16 @@ class Recording:
         return Script(there, {**dict.fromkeys(self._clients), self._run: run})
 
 
-def ones() -> dict[str, Any]:
+def ones(model: Model = TENSORS) -> dict[str, Any]:
     """Return the gradient of an honest worker."""
-    return {name: np.ones(shape, dtype) for name, dtype, shape in TENSORS}
+    return {name: np.ones(shape, dtype) for name, dtype, shape in model}
+
+
+def _answered(machine: ServerMachine) -> int:
+    """Return how many exchanges compiled code has answered on open connections."""
+    peers = machine.server.connections.peers.values()
+    ways = [peer.steady.compiled for peer in peers if peer.steady is not None]
+    return sum(way.answered for way in ways if way is not None)
 
 
 def _alive(machine: ServerMachine) -> int:

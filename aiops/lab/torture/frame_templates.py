@@ -73,7 +73,7 @@ class FrameTemplate(NamedTuple):
         if "seq" in header:
             at = data.index(b"\xa3seq") + 4
             seq = at, at + 5
-        return cls(header["kind"], data, tuple(_spans(data)), framed(payloads), seq)
+        return cls(header["kind"], data, tuple(spans_of(data)), framed(payloads), seq)
 
     def numbered(self, seq: int) -> FrameTemplate:
         """Return it with another sequence number, of 2¹⁶ to 2³²."""
@@ -94,7 +94,7 @@ def framed(payloads: Sequence[bytes]) -> bytes:
     return b"".join(_PREFIX.pack(0xC6, len(each)) + each for each in payloads)
 
 
-def _spans(data: bytes) -> Iterator[Span]:
+def spans_of(data: bytes) -> Iterator[Span]:
     """Yield where each value of a map lies."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)

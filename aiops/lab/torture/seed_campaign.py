@@ -84,6 +84,7 @@ def _of_attacks(results: list[AttackResult]) -> dict[str, Any]:
         "sessions": sum(result.sessions for result in results),
         "refused": sum(result.refused for result in results),
         "bytes": sum(result.sent for result in results),
+        "compiled": sum(result.compiled for result in results),
         "answers": _total(result.answers for result in results),
     }
 

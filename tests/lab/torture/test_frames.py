@@ -13,6 +13,7 @@ import pytest
 
 from aiops.access.control import AccessControl
 from aiops.access.tokens import TokenRole
+from aiops.compiled.loading import core
 from aiops.engine.engine import Engine
 from aiops.errors import RemoteProtocolError
 from aiops.lab.torture.attack_trial import AttackResult
@@ -49,6 +50,15 @@ def test_frames_get_far_enough() -> None:
     answers = carried_out(1, "asgd", frames=4000).answers
     far = ("ack", "params", "model", "task", "report", "error bad-push", "error refused")
     assert [kind for kind in far if not answers[kind]] == []
+
+
+@pytest.mark.skipif(core() is None, reason="there was no C compiler")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_frames_get_into_compiled_code(seed: int) -> None:
+    result = carried_out(seed, "steady", frames=4000)
+    assert result.wrong == []
+    assert result.compiled > result.frames // 8
+    assert {"error bad-push", "ack"} <= {*result.answers}
 
 
 def test_a_server_with_a_token_is_not_changed() -> None:
@@ -148,13 +158,14 @@ class TestVariants:
         "standby": "journal_rows",
         "roles": "error unauthorised",
         "checksums": "ack",
+        "steady": "ack",
         "rendezvous": "round",
     }
 
     def plan(self, variant: str, seed: int = 1) -> AttackPlan:
         """A plan of few frames, which does not depend on what else may be drawn."""
         numbers: dict[str, Any] = {"peers": 1100, "together": 1}
-        policy = FIXED.get(variant, "asgd")
+        policy, *_others = FIXED.get(variant, ("asgd",))
         return AttackPlan(seed, variant, policy, **numbers, token=False, state=False, tables=True)
 
     @pytest.mark.parametrize("variant", FAR)
