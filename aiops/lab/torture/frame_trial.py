@@ -41,7 +41,7 @@ def draw_frames(seed: int, names: tuple[str, ...] = OF_FRAMES) -> AttackPlan:
     plan = draw_attack(rng, seed, names)
     frames = FRAMES // (10 if plan.variant in _SLOW else 1)
     if plan.variant == "steady":  # each of some thousand bytes, and most of them are taken
-        frames = FRAMES // 10
+        plan, frames = replace(plan, token=False), FRAMES // 10
     if plan.token and plan.variant != "roles":  # then each frame takes a connection
         frames = FRAMES // 40
     return replace(plan, peers=frames, together=rng.choice((1, 2, 8)))
