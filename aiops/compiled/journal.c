@@ -8,7 +8,7 @@
  */
 
 #include "answers.h"
-#include <unistd.h>
+#include <sys/uio.h>
 
 #define STEADY 7 /* aiops.state.row_kinds.RowKind */
 #define FRAME 48 /* aiops.state.frames: bytes of a frame's head, of `END`, and what is not known */
@@ -16,7 +16,6 @@
 #define UNKNOWN 0xFFFFFFFFLL
 #define ROW 40 /* aiops.state.row_kinds.STEADY_ROW: the parts of a coded gradient follow */
 #define SHORT (64 << 10) /* aiops.net.mapped_file.SHORT: memory is lent for no longer payload */
-#define LINE 64          /* of `JournalWriter._room` */
 
 /* Little endian, as a journal's numbers are. */
 static char *put_number(char *to, uint64_t number, int width)
@@ -66,21 +65,30 @@ static inline Py_ssize_t padded(Py_ssize_t nbytes)
     return nbytes + (-nbytes & 7);
 }
 
-/* Make a frame, as `FixedFrames.store` does. */
-static void make_frame(const Answers *self, const Pushed *push, const Row *row, char *frame)
+static inline size_t head_of(const Row *row)
+{
+    return FRAME + (size_t)padded(ROW + row->rest);
+}
+
+static inline size_t tail_of(const Answers *self)
+{
+    return (size_t)(-self->region & 7) + END;
+}
+
+/* Make all of a frame before its payload, of which `crc` is, as `FixedFrames.store` does. */
+static void make_head(const Answers *self, const Pushed *push, const Row *row, uint32_t crc,
+                      char *frame)
 {
     char salted[4], *fields = frame + FRAME, *to = put_number(fields, (uint64_t)row->peer, 4);
     long long unsynced = row->number - row->synced;
-    size_t length = ROW + (size_t)row->rest, region = (size_t)self->region;
+    size_t length = ROW + (size_t)row->rest;
     for (int index = 0; index < PUSHED; index++)
         to = put_number(to, (uint64_t)push->number[index], 8);
     to = put_number(to, row->check, 4);
     memcpy(to, PyBytes_AsString(PyTuple_GetItem(self->part[PART_recorded], 1)), (size_t)row->rest);
     memset(to + row->rest, 0, -length & 7);
-    char *payload = fields + padded((Py_ssize_t)length);
-    uint32_t crc = copy_with_crc(payload, push->region, region);
     to = put_number(frame + 4, length, 4);
-    to = put_number(to, region, 8);
+    to = put_number(to, (uint64_t)self->region, 8);
     to = put_number(to, (uint64_t)row->number, 8);
     to = put_double(to, push->now);
     to = put_number(to, crc_of(0, fields, length), 4);
@@ -91,7 +99,6 @@ static void make_frame(const Answers *self, const Pushed *push, const Row *row, 
     put_number(to, 0, 2);
     put_number(salted, (uint64_t)row->salt, 4);
     put_number(frame, crc_of(crc_of(0, salted, 4), frame + 4, FRAME - 4), 4);
-    memset(payload + region, 0, (-region & 7) + END);
 }
 
 static int same_bytes(PyObject *one, PyObject *other)
@@ -153,26 +160,34 @@ static int store_frame(const Answers *self, const Pushed *push, PyObject *writer
     if (PyObject_GetBuffer(get(writer, JournalWriter__memory), &memory, PyBUF_WRITABLE) < 0)
         return (PyErr_Clear(), 0);
     int done = row->end + END <= memory.len;
-    if (done)
-        make_frame(self, push, row, (char *)memory.buf + row->at);
+    if (done) {
+        char *frame = (char *)memory.buf + row->at, *payload = frame + head_of(row);
+        size_t region = (size_t)self->region;
+        make_head(self, push, row, copy_with_crc(payload, push->region, region), frame);
+        memset(payload + region, 0, tail_of(self));
+    }
     PyBuffer_Release(&memory);
     return done;
 }
 
-/* Write a frame by a call of the system, for which memory is not lent; 0: it is not written, or not
- * all of it, and Python is to do it, which finds out why. */
+/* Write a frame by a call of the system, for which memory is not lent: its payload from where it has
+ * come. 0: it is not written, or not all of it, and Python is to do it, which finds out why. */
 static int write_frame(const Answers *self, const Pushed *push, PyObject *writer, const Row *row)
 {
     long long descriptor, size = row->end - row->at + END, written = -1;
+    size_t head = head_of(row), region = (size_t)self->region, tail = tail_of(self);
     Py_buffer room;
     if (!read_place(writer, JournalWriter__descriptor, &descriptor) || descriptor > INT32_MAX ||
         PyObject_GetBuffer(get(writer, JournalWriter__room), &room, PyBUF_WRITABLE) < 0)
         return (PyErr_Clear(), 0);
-    if (size + LINE <= room.len) {
-        char *frame = (char *)room.buf + ((uintptr_t)(row->at - (intptr_t)room.buf) & (LINE - 1));
-        make_frame(self, push, row, frame);
+    if ((Py_ssize_t)(head + tail) <= room.len) {
+        char *frame = room.buf;
+        struct iovec pieces[] = {
+            {frame, head}, {(char *)push->region, region}, {frame + head, tail}};
+        make_head(self, push, row, crc_of(0, push->region, region), frame);
+        memset(frame + head, 0, tail);
         Py_BEGIN_ALLOW_THREADS
-        written = pwrite((int)descriptor, frame, (size_t)size, (off_t)row->at);
+        written = pwritev((int)descriptor, pieces, 3, (off_t)row->at);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&room);

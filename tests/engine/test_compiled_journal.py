@@ -440,6 +440,7 @@ class Long:
         self.scene, self.kept, self.writer = scene, kept, writer
         self.payload = scene.nbytes
         self.nbytes = FRAME + STEADY_ROW.size + scene.nbytes
+        self.head = self.nbytes - self.payload + len(END)
         names = "_at", "_written", "nbytes", "_size", "_half", "_descriptor", "_synced"
         self._before = {name: getattr(writer, name) for name in names}
         self._next = kept.recorder.next
@@ -455,7 +456,7 @@ class Long:
         self.told.clear()
         writer._frames = FixedFrames(RowKind.STEADY, STEADY_ROW, self.payload)
         writer._at, writer._half, writer._size, writer._synced = AT, 1 << 20, 1 << 20, 1
-        writer._descriptor, writer._room = self.file, bytearray(self.nbytes + len(END) + 64)
+        writer._descriptor, writer._room = self.file, bytearray(self.head)
 
     def end(self) -> None:
         """Have the journal be as it was."""
@@ -513,7 +514,7 @@ class TestLongRows:
         elif value == "read":
             value = os.open(long.path, os.O_RDONLY)
         elif name == "_room" and value == "short":
-            value = bytearray(long.nbytes + len(END) + 63)
+            value = bytearray(long.head - 1)
         elif value == "short":
             value = AT + long.nbytes + len(END) - 1
         setattr(long.writer, name, value)

@@ -24,10 +24,7 @@ from aiops.state.row_kinds import STEADY_ROW, RowKind
 _SETTLED = 30.0
 """Seconds after which the system itself has written most of a file, so that a sync costs little."""
 
-
 _STEADY = RowKind.STEADY
-_LINE = 64
-"""Bytes: what is written is copied faster from where its lines begin as they do in the file."""
 
 _BATCH = 1 << 18
 """Bytes of rows after which their writing is told: answers wait for it."""
@@ -136,7 +133,7 @@ class JournalWriter:
         self._frames = FixedFrames(_STEADY, STEADY_ROW, 0)
         self._file = self._segment(first, 0, 0.0, synced=True)
         self._memory = memoryview(b"")  # of the segment, in place of writes
-        self._room = bytearray()  # in which compiled code makes a frame that is to be written
+        self._room = bytearray()  # for all of a frame but its payload, which compiled code writes
         self._lent_to, self._lent_until = 0, 0.0  # the offset and the time up to which it is
         self._rows = disk.queue()  # that are to be written later; None: the end
         self._writer: DiskThread | None = None
@@ -245,7 +242,7 @@ class JournalWriter:
         if payload != self._frames.payload or parts != self._frames.rest:
             self._frames = FixedFrames(_STEADY, STEADY_ROW, payload, parts)
             if payload > SHORT:  # no memory is lent for it
-                self._room = bytearray(self._frames.nbytes + len(END) + _LINE)
+                self._room = bytearray(self._frames.nbytes - payload + len(END))
             return False  # `exchange` has the earlier ones
         lent = self._file.lend(self._at, self._frames.nbytes + len(END))
         if lent is None:
