@@ -29,33 +29,20 @@ static PyObject *add_box(PyObject *object, PyObject *given)
     Mailboxes *self = (Mailboxes *)object;
     PyObject *link, *shortcut, *answers;
     Py_buffer memory;
-    uint32_t place = 0;
+    uint32_t place;
     int bell;
     if (!PyArg_ParseTuple(given, "OOw*i", &link, &shortcut, &memory, &bell))
         return NULL;
-    answers = PyObject_GetAttrString(shortcut, "__self__"); /* of a bound method */
-    PyErr_Clear();
+    answers = answers_of(shortcut);
     const Answers *made = (const Answers *)answers;
-    if (answers == NULL || !is_answers(answers) || self->fd < 0 ||
+    if (answers == NULL || self->fd < 0 ||
         !is_of(link, MessageTransport_class) ||
         !is_mailbox(&memory, made->nbytes, made->form.len, made->answer.len)) {
         PyErr_SetString(PyExc_ValueError, "this memory is no mailbox for this connection");
         goto failed;
     }
-    while (place < self->places && self->boxes[place].link != NULL)
-        place++;
-    if (place == self->places) {
-        uint32_t places = place ? 2 * place : 8;
-        Mailbox *boxes =
-            places > MOST_BOXES ? NULL : PyMem_Realloc(self->boxes, places * sizeof *boxes);
-        if (boxes == NULL) {
-            PyErr_NoMemory();
-            goto failed;
-        }
-        memset(boxes + place, 0, (places - place) * sizeof *boxes);
-        self->boxes = boxes;
-        self->places = places;
-    }
+    if (!find_place((void **)&self->boxes, &self->places, sizeof *self->boxes, MOST_BOXES, &place))
+        goto failed;
     Mailbox *box = &self->boxes[place];
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u32 = place};
     if (epoll_ctl(self->fd, EPOLL_CTL_ADD, bell, &event) < 0) {

@@ -17,64 +17,9 @@
 #include <sched.h>
 #include <sys/epoll.h>
 
-#define MOST_TIME 1000000LL /* nanoseconds of one call */
-#define CROWDED 20000LL     /* nanoseconds: a yield that takes as long finds no free processor */
+#define CROWDED 20000LL /* nanoseconds: a yield that takes as long finds no free processor */
 #define LONGEST_REST 256
 #define BATCH 64
-
-static long long now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
-}
-
-/* Return whether a value of a field is false; errors count as true. */
-static int lacks(PyObject *object, int which)
-{
-    int found = is_true(get(object, which));
-    if (found < 0)
-        PyErr_Clear();
-    return found == 0;
-}
-
-/* Call a method of a connection for its effect; -1: it has raised. */
-static int tell(PyObject *link, const char *method, PyObject *argument, PyObject *other)
-{
-    PyObject *name = PyUnicode_FromString(method), *found = NULL;
-    if (name != NULL)
-        found = PyObject_CallMethodObjArgs(link, name, argument, other, NULL);
-    Py_XDECREF(name);
-    Py_XDECREF(found);
-    return found == NULL ? -1 : 0;
-}
-
-/* Tell a connection of the error that is set: it ends, and the others go on. */
-static int broken(PyObject *link)
-{
-    PyObject *type, *error, *trace;
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(error, trace);
-    int done = tell(link, "broken", error, NULL);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    return done;
-}
-
-/* Return whether a connection still takes pushes of the form that its mailbox is for. */
-static int is_for_it(const Mailbox *box)
-{
-    PyObject *wire = get(box->link, MessageTransport_wire);
-    const Answers *answers = (const Answers *)box->answers;
-    return get(box->link, MessageTransport_shortcut) == box->shortcut &&
-           wire == answers->part[PART_wire] &&
-           get(wire, Connection_expected) == answers->part[PART_template];
-}
 
 /* Return where a push is to be copied: in the head buffer, if nothing else is under way, and its
  * connection is read from. */
@@ -82,19 +27,12 @@ static char *head_of(const Mailbox *box)
 {
     PyObject *link = box->link, *wire = get(link, MessageTransport_wire);
     const Answers *answers = (const Answers *)box->answers;
-    long long begin, end, rest;
+    long long begin, end;
     if (!lacks(link, MessageTransport__unread) || !lacks(link, MessageTransport__received) ||
-        !lacks(link, MessageTransport__closing) || !lacks(wire, Connection_missing) ||
-        get(wire, Connection__message) != Py_None ||
-        !read_integer(get(wire, Connection__begin), &begin) ||
-        !read_integer(get(wire, Connection__end), &end) ||
-        !read_integer(get(wire, Connection__rest), &rest) || begin != end || rest < 0 ||
-        rest > answers->head.len - answers->form.len - answers->region)
+        !lacks(link, MessageTransport__closing) || !find_push(wire, &begin, &end) || begin != end ||
+        begin > answers->head.len - answers->form.len - answers->region)
         return NULL;
-    PyObject *first = Py_NewRef(get(wire, Connection__rest)); /* `Connection.next_buffer` */
-    put(wire, Connection__begin, Py_NewRef(first));
-    put(wire, Connection__end, first);
-    return (char *)answers->head.buf + rest;
+    return (char *)answers->head.buf + begin;
 }
 
 static int is_posted(const Mailbox *box)
@@ -165,7 +103,7 @@ static int serve(Mailboxes *self, uint32_t place)
     Mailbox *known = &self->boxes[place], box;
     if (!is_posted(known))
         return 0;
-    if (!is_for_it(known)) {
+    if (!takes_by(known->link, known->shortcut, (const Answers *)known->answers)) {
         forget(self, known);
         return 0;
     }

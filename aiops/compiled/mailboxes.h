@@ -3,7 +3,7 @@
 #ifndef AIOPS_MAILBOXES_H
 #define AIOPS_MAILBOXES_H
 
-#include "answers.h"
+#include "links.h"
 #include "mailbox.h"
 
 #ifdef HAS_MAILBOXES

@@ -24,8 +24,8 @@ static void forget(Poller *self, Polled *polled)
 static PyObject *add_link(PyObject *object, PyObject *given)
 {
     Poller *self = (Poller *)object;
-    PyObject *link, *shortcut, *answers = NULL;
-    uint32_t place = 0;
+    PyObject *link, *shortcut;
+    uint32_t place;
     int fd;
     if (!PyArg_ParseTuple(given, "OiO", &link, &fd, &shortcut))
         return NULL;
@@ -33,31 +33,18 @@ static PyObject *add_link(PyObject *object, PyObject *given)
         PyErr_SetString(PyExc_ValueError, "this connection cannot be polled");
         return NULL;
     }
-    while (place < self->places && self->links[place].link != NULL)
-        place++;
-    if (place == self->places) {
-        uint32_t places = place ? 2 * place : 8;
-        Polled *links = places > MOST_LINKS ? NULL
-                                            : PyMem_Realloc(self->links, places * sizeof *links);
-        if (links == NULL)
-            return PyErr_NoMemory();
-        memset(links + place, 0, (places - place) * sizeof *links);
-        self->links = links;
-        self->places = places;
-    }
+    if (!find_place((void **)&self->links, &self->places, sizeof *self->links, MOST_LINKS, &place))
+        return NULL;
     Polled *polled = &self->links[place];
     struct epoll_event event = {.events = EPOLLIN,
                                 .data.u64 = (uint64_t)polled->turn << 32 | place};
     if (epoll_ctl(self->fd, EPOLL_CTL_ADD, fd, &event) < 0)
         return PyErr_SetFromErrno(PyExc_OSError);
-    answers = PyObject_GetAttrString(shortcut, "__self__"); /* of a bound method */
-    PyErr_Clear();
     polled->fd = fd;
     polled->link = Py_NewRef(link);
     self->count++;
     polled->shortcut = Py_NewRef(shortcut);
-    polled->answers = answers != NULL && is_answers(answers) ? Py_NewRef(answers) : NULL;
-    Py_XDECREF(answers);
+    polled->answers = answers_of(shortcut);
     return PyLong_FromUnsignedLong(place);
 }
 

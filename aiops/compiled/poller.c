@@ -12,44 +12,6 @@
 #include "poller.h"
 #include <errno.h>
 #include <sys/socket.h>
-#include <time.h>
-
-#define MOST_TIME 1000000LL /* nanoseconds of one call */
-
-static long long now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
-}
-
-/* Call a method for its effect, with the arguments that are not NULL; -1: it has raised. */
-static int tell(PyObject *object, const char *method, PyObject *argument, PyObject *other)
-{
-    PyObject *name = PyUnicode_FromString(method), *found = NULL;
-    if (name != NULL)
-        found = PyObject_CallMethodObjArgs(object, name, argument, other, NULL);
-    Py_XDECREF(name);
-    Py_XDECREF(found);
-    return found == NULL ? -1 : 0;
-}
-
-/* Tell a connection of the error that is set: it ends, and the others go on. */
-static int broken(PyObject *link)
-{
-    PyObject *type, *error, *trace;
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(error, trace);
-    int done = tell(link, "broken", error, NULL);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    return done;
-}
 
 /* Tell a connection that its socket has failed. */
 static int failed(PyObject *link, int number)
@@ -57,15 +19,6 @@ static int failed(PyObject *link, int number)
     errno = number;
     PyErr_SetFromErrno(PyExc_OSError);
     return broken(link);
-}
-
-/* Return whether a value of a field is false; errors count as true. */
-static int lacks(PyObject *object, int which)
-{
-    int found = is_true(get(object, which));
-    if (found < 0)
-        PyErr_Clear();
-    return found == 0;
 }
 
 /* Return what a method of the transport without arguments says, as a number; -1 with an error. */
@@ -82,25 +35,10 @@ static long long ask(PyObject *transport, int method)
 /* Return where a push may be received: in the head buffer, if nothing else is under way. */
 static char *head_of(const Polled *polled, Py_ssize_t *room)
 {
-    PyObject *link = polled->link, *wire = get(link, MessageTransport_wire);
-    long long begin, end, rest;
-    if (polled->answers == NULL || get(link, MessageTransport_shortcut) != polled->shortcut)
-        return NULL;
     Answers *answers = (Answers *)polled->answers;
-    if (wire != answers->part[PART_wire] || !lacks(wire, Connection_missing) ||
-        get(wire, Connection_expected) != answers->part[PART_template] ||
-        get(wire, Connection__message) != Py_None ||
-        !read_integer(get(wire, Connection__begin), &begin) ||
-        !read_integer(get(wire, Connection__end), &end) ||
-        !read_integer(get(wire, Connection__rest), &rest) || rest < 0)
-        return NULL;
-    if (begin == end) { /* `Connection.next_buffer` */
-        PyObject *first = Py_NewRef(get(wire, Connection__rest));
-        put(wire, Connection__begin, Py_NewRef(first));
-        put(wire, Connection__end, first);
-        begin = end = rest;
-    }
-    if (begin != rest || end < rest || end >= answers->head.len)
+    long long begin, end;
+    if (answers == NULL || !takes_by(polled->link, polled->shortcut, answers) ||
+        !find_push(answers->part[PART_wire], &begin, &end) || end >= answers->head.len)
         return NULL;
     *room = answers->head.len - (Py_ssize_t)end;
     return (char *)answers->head.buf + end;

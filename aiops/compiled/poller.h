@@ -3,7 +3,7 @@
 #ifndef AIOPS_POLLER_H
 #define AIOPS_POLLER_H
 
-#include "answers.h"
+#include "links.h"
 #include <sys/epoll.h>
 
 #define BATCH 64 /* events of one look */
