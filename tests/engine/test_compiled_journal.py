@@ -456,7 +456,7 @@ class Long:
         self.told.clear()
         writer._frames = FixedFrames(RowKind.STEADY, STEADY_ROW, self.payload)
         writer._at, writer._half, writer._size, writer._synced = AT, 1 << 20, 1 << 20, 1
-        writer._descriptor, writer._room = self.file, bytearray(self.head)
+        writer._descriptor, writer._room = self.file, bytearray(b"\xaa" * self.head)
 
     def end(self) -> None:
         """Have the journal be as it was."""

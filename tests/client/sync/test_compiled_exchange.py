@@ -771,17 +771,38 @@ def test_an_exchange_like_the_last_is_not_pythons() -> None:
 def test_a_value_that_cannot_be_encoded_leaves_the_encoders_as_they_were(compiled: bool) -> None:
     """It is in the last tensor, when the others have been encoded."""
     with Scripted(compiled, "coded", "asgd") as one:
+        right = one.half.gradient
+        coding = one.half.client._session.info.coding
+        for arrays in coding.state().values():  # other than before the last push
+            arrays["rest"][:] = 0.25
         before = one.half.coding()
-        assert before
-        one.half.gradient = {name: array.copy() for name, array in one.half.gradient.items()}
+        one.half.gradient = {name: array.copy() for name, array in right.items()}
+        one.half.gradient["w"] *= np.linspace(-1, 1, 30, dtype=np.float32)  # each leaves a rest
         one.half.gradient["v"][7] = np.nan
         assert one.exchange() == "None"
         assert one.half.coding() == before
         assert one.sent() == b""
-        one.half.gradient["v"][7] = 1.0
+        one.half.gradient = right
+        for arrays in coding.state().values():
+            arrays["rest"][:] = 0.0
         one.tell(learnt("coded", "asgd")[1])
         assert one.exchange().startswith("Receipt(version=3")
         assert one.sent() == learnt("coded", "asgd")[0]
+
+
+@pytest.mark.parametrize("in_one_room", [True, False])
+def test_every_tensor_is_encoded_anew(in_one_room: bool) -> None:
+    found = []
+    for compiled in (True, False):
+        with Scripted(compiled, "coded", "asgd") as one:
+            gradient = one.half.room if in_one_room else one.half.gradient
+            for number, array in enumerate(gradient.values()):
+                array[...] = number + 2
+            one.half.gradient = gradient
+            one.tell(learnt("coded", "asgd")[1])
+            found.append((one.exchange(), one.sent()))
+    assert found[0] == found[1]
+    assert found[0][1] != learnt("coded", "asgd")[0]
 
 
 def test_gradients_that_lie_in_one_room_are_encoded_from_there() -> None:
