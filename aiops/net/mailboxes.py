@@ -48,36 +48,56 @@ class MailboxTable:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tried = self._due = False
         self._places: dict[MessageTransport, tuple[int, int]] = {}  # numbers, and bytes
+        self._shut: dict[MessageTransport, Mailbox] = {}  # those that are not open yet
 
     @property
     def served(self) -> int:
         """Exchanges that were answered in mailboxes."""
         return 0 if self._boxes is None else self._boxes.served
 
-    def take(self, link: MessageTransport, mailbox: Mailbox) -> bool:
-        """Answer in a connection's mailbox from here on, with the `shortcut` that it has now.
+    def take(self, link: MessageTransport, mailbox: Mailbox) -> None:
+        """Take a connection's mailbox, which is to be opened. An earlier one of it is left.
 
-        An earlier one of the connection is left. Returns whether it can; if not, the client goes on
-        by the socket.
+        If there is no room for it the client goes on by the socket.
         """
         self.drop(link)
+        if len(mailbox.data) > self.room:
+            os.close(mailbox.bell)
+            return
+        self.room -= len(mailbox.data)
+        self._shut[link] = mailbox
+
+    def open(self, link: MessageTransport) -> None:
+        """Answer in a connection's mailbox from here on, with the `shortcut` that it has now.
+
+        That is a method of compiled code. If the mailbox cannot be, the client goes on by the
+        socket.
+        """
+        mailbox = self._shut.pop(link, None)
+        if mailbox is None:
+            return
         if not self._tried:
             self._begin()
         size = len(mailbox.data)
-        if self._boxes is not None and size <= self.room:
+        if self._boxes is not None:
             try:
-                place = self._boxes.add(link, link.shortcut, mailbox.data, mailbox.bell)
+                self._places[link] = (
+                    self._boxes.add(link, link.shortcut, mailbox.data, mailbox.bell),
+                    size,
+                )
             except (OSError, ValueError) as error:
                 _log.debug("%s has no mailbox: %s", link.peer_name, error)
             else:
-                self.room -= size
-                self._places[link] = place, size
-                return True
+                return
+        self.room += size
         os.close(mailbox.bell)
-        return False
 
     def drop(self, link: MessageTransport) -> None:
         """Leave a connection's mailbox, if it has one: it has ended, say."""
+        shut = self._shut.pop(link, None)
+        if shut is not None:
+            self.room += len(shut.data)
+            os.close(shut.bell)
         place, size = self._places.pop(link, (-1, 0))
         self.room += size
         if place >= 0 and self._boxes is not None:
@@ -112,6 +132,9 @@ class MailboxTable:
     def close(self) -> None:
         """Leave all of them."""
         boxes, self._boxes = self._boxes, None
+        for mailbox in self._shut.values():
+            os.close(mailbox.bell)
+        self._shut.clear()
         self._places.clear()
         if boxes is not None and self._loop is not None:
             if not self._loop.is_closed():
@@ -121,6 +144,9 @@ class MailboxTable:
     def forked(self) -> None:
         """Let go of them in a fork: they are the parent's."""
         boxes, self._boxes = self._boxes, None
+        for mailbox in self._shut.values():
+            os.close(mailbox.bell)
+        self._shut.clear()
         self._places.clear()
         if boxes is not None:
             fd = boxes.fd

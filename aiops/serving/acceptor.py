@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -506,19 +505,23 @@ class Acceptor:
         link.shortcut = self._quotas.counted(peer, way)
         if peer.steady is not None and link.shortcut == _compiled(peer.steady):
             self.poller.take(link)
+            self.mailboxes.open(link)
         else:  # the poller would have Python called for each message, and take one a turn
             link.give_back()
 
     def _take_mailbox(self, peer: Peer) -> None:
-        """Answer in the mailbox that a client has announced, if compiled code answers it at all."""
+        """Answer in the mailbox that a client has announced, once compiled code answers it.
+
+        It may come before: a worker's first pushes of coded gradients go the general way until the
+        codecs' loops are compiled.
+        """
         link, shared = peer.link, peer.link.wire.shared
         mailbox = None if shared is None else shared.taken_mailbox()
         if mailbox is None:
             return
+        self.mailboxes.take(link, mailbox)
         if peer.steady is not None and link.shortcut == _compiled(peer.steady):
-            self.mailboxes.take(link, mailbox)
-        else:
-            os.close(mailbox.bell)
+            self.mailboxes.open(link)
 
     def _handshake(self, peer: Peer, message: Message) -> None:
         link = peer.link

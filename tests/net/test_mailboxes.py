@@ -569,13 +569,42 @@ def test_another_size_is_not_opened(nbytes: int) -> None:
         assert poster.exchange() == parameters(served)
 
 
-def test_one_that_has_pushed_nothing_gets_none(served: Served) -> None:
+def test_one_that_comes_early_is_opened_once_compiled_code_answers(served: Served) -> None:
+    """As that of a worker whose gradients are coded, while the server compiles their codec."""
     with Poster(served.url) as poster:
-        before = descriptors()
+        table = served.call(lambda server: server.connections.mailboxes)
+        room = table.room
         poster.announce()
         poster.settle()
         assert poster.word(OPEN_AT) == 0
-        eventually(lambda: descriptors() <= before + 2, "the server's are closed")
+        assert table.room == room - size_of(NBYTES)
+        poster.polled()
+        poster.settle()
+        assert poster.word(OPEN_AT) == 1
+        poster.post(poster.next())
+        assert poster.told() == parameters(served)
+        assert table.room == room - size_of(NBYTES)
+
+
+@pytest.mark.parametrize("how", ["gone", "another", "too much"])
+def test_one_that_was_not_opened_leaves_nothing(how: str) -> None:
+    with Served() as served, Poster(served.url) as poster:
+        table = served.call(lambda server: server.connections.mailboxes)
+        room, before = table.room, descriptors()
+        if how == "too much":
+            table.room = room = size_of(NBYTES) - 1
+        poster.announce()
+        poster.settle()
+        if how == "another":
+            before, room = descriptors(), room - size_of(NBYTES)
+            poster.announce()
+            poster.settle()
+        elif how == "gone":
+            poster.close()
+        else:
+            before += 2  # of this side: the bell, and the memory
+        eventually(lambda: table.room == room, "its room is free")
+        eventually(lambda: descriptors() <= before, "the server's are closed")
 
 
 @pytest.mark.parametrize("settings", [{"profile": "profile.json"}, {"set": {"clip": 1.0}}])
