@@ -18,7 +18,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 2040),
     "cli": (41, 6930),
-    "client": (82, 18500),
+    "client": (83, 18800),
     "codecs": (12, 2660),
     "compiled": (2, 58),
     "common": (17, 1300),

@@ -88,7 +88,8 @@ payloads, more than 1 MiB). When the session is
 (another message, a wait that is long, another request, an error) has the driver call `hand_over`:
 it becomes a pending `PushRequest` of the same id and sequence number, the bytes that are not sent
 yet are sent, and those that have come are parsed by `process`. After `lost` it is resent as any
-other push.
+other push. Compiled code makes one in a single call (`aiops.client.sync.short_way`), or in two with
+a turn of the event loop between (`aiops.client.asyncio.short_way`).
 
 **Rows at once.** A blocking driver may carry a request about rows in a short way of its own, too,
 on one server or several (`aiops.client.steady_rows`): if nothing else is under way it takes the

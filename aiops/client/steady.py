@@ -34,6 +34,7 @@ from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.coded_gradient import CodedGradient
 from aiops.client.coding import Encoded
 from aiops.client.encode_push import parts_of
+from aiops.client.handover import without
 from aiops.client.params import Params
 from aiops.client.pending import PendingRequests
 from aiops.client.receive_params import ParameterSink
@@ -109,7 +110,7 @@ class CompiledExchange(Protocol):
 
     @property
     def missed(self) -> int:
-        """1 if it looked for the answer in vain, and then slept."""
+        """1 if it looked for the answer in vain; 2 more if `pull` slept for it in vain."""
 
     def use_mailbox(self, memory: Array, bell: int, alone: bool, /) -> None:
         """Exchange by a mailbox from here on, where its server answers in it.
@@ -161,6 +162,42 @@ class CompiledExchange(Protocol):
 
     def carry(self, steady: SteadyExchange, params: Params, gradients: Any, look: int, /) -> Any:
         """Do what `SteadyExchange.carry` does, if parameters are as the last exchange left them.
+
+        NotImplemented: nothing has been done.
+        """
+
+    def push(self, gradients: Any, id: int, seq: int, have: int, age: int, /) -> bool:
+        """Push gradients as `run` does, as far as the socket takes them without waiting.
+
+        `sent` says how far that is. False: they do not fit, and nothing has been done.
+        """
+
+    def pull(self, target: Array, id: int, look: int, nap: int, /) -> tuple[Any, ...] | bool | None:
+        """Receive the answer to the push of this id, and wait for it for a moment.
+
+        Parameters
+        ----------
+        target
+            The parameters, as bytes.
+        id
+            The number of the push.
+        look, nap
+            Nanoseconds to look for the answer, and then to sleep for it; 0: not at all.
+
+        Returns
+        -------
+        The values of the answer. None: it has not all come; `received` says how much of it has.
+        False: it is another one.
+        """
+
+    def push_usual(self, steady: SteadyExchange, params: Params, gradients: Any, /) -> Any:
+        """Do what `SteadyExchange.push_by` does, under the conditions of `carry`.
+
+        Returns whether the gradients fit. NotImplemented: nothing has been done.
+        """
+
+    def pull_usual(self, steady: SteadyExchange, look: int, nap: int, /) -> Any:
+        """Do what `SteadyExchange.pull_by` does, under the conditions of `carry`.
 
         NotImplemented: nothing has been done.
         """
@@ -433,6 +470,58 @@ class SteadyExchange:
         look
             Nanoseconds to look for an answer before sleeping.
         """
+        given = self._next(params, gradients)
+        if given is None:
+            return None
+        numbers = self._id, self._seq, self._have, self._age
+        found = compiled.run(given, params.arena.data, *numbers, look)
+        if found is None or isinstance(found, bool):
+            if found is False:
+                self._take_number_back()
+            return None
+        return self._took(found, params)
+
+    def push_by(self, compiled: CompiledExchange, params: Params, gradients: Any) -> bool:
+        """Begin an exchange by compiled code, which sends what a socket takes without waiting.
+
+        False: this one does not fit, and nothing has happened. Else ``compiled.sent`` says how many
+        bytes have been sent; `unsent` are the others.
+        """
+        given = self._next(params, gradients)
+        if given is None:
+            return False
+        if not compiled.push(given, self._id, self._seq, self._have, self._age):
+            self._take_number_back()
+            return False
+        return True
+
+    def unsent(self, sent: int) -> list[Buffer]:
+        """Return what of the push under way is behind its first ``sent`` bytes."""
+        head = self._push.filled((self._id, self._seq, self._have, *[self._age] * self._ages))
+        given: Any = self._gradients
+        if self._coded is not None:
+            arrays = [self._coded.region]
+        elif type(given) is Params:
+            arrays = [given.arena.data]
+        else:
+            arrays = [given[name] for name, _dtype, _shape in self._tensors]
+        return without([head, *(array.reshape(-1).view(np.uint8).data for array in arrays)], sent)
+
+    def pull_by(self, compiled: CompiledExchange, look: int, nap: int) -> Receipt | bool | None:
+        """Finish an exchange by compiled code, if the answer comes in time (`pull`).
+
+        None: it has not all come. False: it is another one.
+        """
+        params = self._params
+        if params is None:
+            return False
+        found = compiled.pull(params.arena.data, self._id, look, nap)
+        if found is None or isinstance(found, bool):
+            return found
+        return self._took(found, params)
+
+    def _next(self, params: Params, gradients: Mapping[str, Array]) -> Any:
+        """Number an exchange by compiled code; return what is pushed. None: it does not fit."""
         if (
             (params is not self._usual or params.connection is not self._connection)
             or (params.level is not self._have or params.age is not self._age)
@@ -445,15 +534,18 @@ class SteadyExchange:
             return None
         if not self.unsettled:  # others may have used numbers since
             self._id, self._seq = self._pending.next_id - 1, self._pending.seq
-        self._id, self._seq = id, seq = self._id + 1, self._seq + 1
+        self._id, self._seq = self._id + 1, self._seq + 1
         self._params, self._gradients = params, gradients
         if self.direct:
             self._payload = params.arena.data.data
-        found = compiled.run(given, params.arena.data, id, seq, self._have, self._age, look)
-        if found is None or isinstance(found, bool):
-            if found is False:
-                self._id, self._seq, self._params = id - 1, seq - 1, None
-            return None
+        return given
+
+    def _take_number_back(self) -> None:
+        """End an exchange of which nothing has been sent."""
+        self._id, self._seq, self._params = self._id - 1, self._seq - 1, None
+
+    def _took(self, found: tuple[Any, ...], params: Params) -> Receipt:
+        """Take the values of an answer whose parameters are in their place."""
         _id, version, current, age, staleness, mean, *statistics = found
         params.level = self._have = current
         params.age = self._age = age
@@ -473,6 +565,11 @@ class SteadyExchange:
     def seq(self) -> int:
         """The sequence number of the exchange under way, or of the last one; 0: of none yet."""
         return self._seq
+
+    @property
+    def params(self) -> Params | None:
+        """The parameters of the exchange that is under way."""
+        return self._params
 
     @property
     def under_way(self) -> bool:

@@ -72,9 +72,45 @@ static PyObject *taken(PyObject *steady, PyObject *params, PyObject *found)
     return made;
 }
 
+/* The numbers of an exchange: the last ones, and its own. */
+typedef struct {
+    PyObject *before[2], *own[2];
+} Numbers;
+
+/* Number an exchange, and take note of what it pushes, as `SteadyExchange._next` does. 0: an error. */
+static int begin(PyObject *steady, PyObject *params, PyObject *gradients, Numbers *numbers)
+{
+    PyObject *one = PyLong_FromLong(1);
+    numbers->before[0] = Py_NewRef(get(steady, SteadyExchange__id));
+    numbers->before[1] = Py_NewRef(get(steady, SteadyExchange__seq));
+    numbers->own[0] = one == NULL ? NULL : PyNumber_Add(numbers->before[0], one);
+    numbers->own[1] = numbers->own[0] == NULL ? NULL : PyNumber_Add(numbers->before[1], one);
+    Py_XDECREF(one);
+    return numbers->own[1] != NULL &&
+           put(steady, SteadyExchange__id, Py_NewRef(numbers->own[0])) == 0 &&
+           put(steady, SteadyExchange__seq, Py_NewRef(numbers->own[1])) == 0 &&
+           put(steady, SteadyExchange__params, Py_NewRef(params)) == 0 &&
+           put(steady, SteadyExchange__gradients, Py_NewRef(gradients)) == 0;
+}
+
+/* Let go of the numbers; of an exchange of which nothing has been sent, take them back. */
+static void settle(PyObject *steady, Numbers *numbers, int sent)
+{
+    if (!sent) {
+        put(steady, SteadyExchange__id, Py_NewRef(numbers->before[0]));
+        put(steady, SteadyExchange__seq, Py_NewRef(numbers->before[1]));
+        put(steady, SteadyExchange__params, Py_NewRef(Py_None));
+    }
+    for (int index = 0; index < 2; index++) {
+        Py_DECREF(numbers->before[index]);
+        Py_XDECREF(numbers->own[index]);
+    }
+}
+
 PyObject *carry(PyObject *object, PyObject *const *given, Py_ssize_t count)
 {
-    PyObject *steady, *params, *gradient, *found = NULL, *before[2], *numbers[2], *one;
+    PyObject *steady, *params, *gradient, *found = NULL;
+    Numbers numbers;
     if (count != 4) {
         PyErr_SetString(PyExc_TypeError, "carry takes a steady exchange and its 3 arguments");
         return NULL;
@@ -83,21 +119,11 @@ PyObject *carry(PyObject *object, PyObject *const *given, Py_ssize_t count)
     params = given[1];
     if (!is_usual(steady, params) || (gradient = pushed(steady, given[2])) == NULL)
         return Py_NewRef(Py_NotImplemented);
-    if ((one = PyLong_FromLong(1)) == NULL)
-        return NULL;
-    before[0] = Py_NewRef(get(steady, SteadyExchange__id));
-    before[1] = Py_NewRef(get(steady, SteadyExchange__seq));
-    numbers[0] = PyNumber_Add(before[0], one);
-    numbers[1] = numbers[0] == NULL ? NULL : PyNumber_Add(before[1], one);
-    Py_DECREF(one);
-    if (numbers[1] != NULL && put(steady, SteadyExchange__id, Py_NewRef(numbers[0])) == 0 &&
-        put(steady, SteadyExchange__seq, Py_NewRef(numbers[1])) == 0 &&
-        put(steady, SteadyExchange__params, Py_NewRef(params)) == 0 &&
-        put(steady, SteadyExchange__gradients, Py_NewRef(given[2])) == 0) {
+    if (begin(steady, params, given[2], &numbers)) {
         PyObject *target = Py_NewRef(get(get(params, Params_arena), Arena_data));
         PyObject *have = Py_NewRef(get(steady, SteadyExchange__have));
         PyObject *age = Py_NewRef(get(steady, SteadyExchange__age));
-        PyObject *pieces[] = {gradient, target, numbers[0], numbers[1], have, age, given[3]};
+        PyObject *pieces[] = {gradient, target, numbers.own[0], numbers.own[1], have, age, given[3]};
         Py_INCREF(gradient);
         found = run(object, pieces, 7);
         Py_DECREF(gradient);
@@ -105,19 +131,63 @@ PyObject *carry(PyObject *object, PyObject *const *given, Py_ssize_t count)
         Py_DECREF(have);
         Py_DECREF(age);
     }
-    if (found == Py_False) { /* nothing has been sent */
-        put(steady, SteadyExchange__id, Py_NewRef(before[0]));
-        put(steady, SteadyExchange__seq, Py_NewRef(before[1]));
-        put(steady, SteadyExchange__params, Py_NewRef(Py_None));
-    }
+    settle(steady, &numbers, found != Py_False);
     PyObject *made = found == NULL ? NULL
                      : PyTuple_Check(found)
                          ? taken(steady, params, found)
                          : Py_NewRef(Py_None);
     Py_XDECREF(found);
-    Py_DECREF(before[0]);
-    Py_DECREF(before[1]);
-    Py_XDECREF(numbers[0]);
-    Py_XDECREF(numbers[1]);
     return made;
+}
+
+PyObject *push_usual(PyObject *object, PyObject *const *given, Py_ssize_t count)
+{
+    PyObject *steady, *gradient, *found = NULL;
+    Numbers numbers;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "push_usual takes a steady exchange and its 2 arguments");
+        return NULL;
+    }
+    steady = given[0];
+    if (!is_usual(steady, given[1]) || (gradient = pushed(steady, given[2])) == NULL)
+        return Py_NewRef(Py_NotImplemented);
+    if (begin(steady, given[1], given[2], &numbers)) {
+        PyObject *have = Py_NewRef(get(steady, SteadyExchange__have));
+        PyObject *age = Py_NewRef(get(steady, SteadyExchange__age));
+        PyObject *pieces[] = {gradient, numbers.own[0], numbers.own[1], have, age};
+        Py_INCREF(gradient);
+        found = push(object, pieces, 5);
+        Py_DECREF(gradient);
+        Py_DECREF(have);
+        Py_DECREF(age);
+    }
+    settle(steady, &numbers, found != Py_False);
+    return found;
+}
+
+PyObject *pull_usual(PyObject *object, PyObject *const *given, Py_ssize_t count)
+{
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "pull_usual takes a steady exchange and its 2 arguments");
+        return NULL;
+    }
+    PyObject *steady = given[0];
+    PyObject *params = is_of(steady, SteadyExchange_class) ? get(steady, SteadyExchange__params)
+                                                          : Py_None;
+    if (!is_usual(steady, params))
+        return Py_NewRef(Py_NotImplemented);
+    Py_INCREF(params);
+    PyObject *target = Py_NewRef(get(get(params, Params_arena), Arena_data));
+    PyObject *id = Py_NewRef(get(steady, SteadyExchange__id));
+    PyObject *pieces[] = {target, id, given[1], given[2]};
+    PyObject *found = pull(object, pieces, 4);
+    if (found != NULL && PyTuple_Check(found)) {
+        PyObject *made = taken(steady, params, found);
+        Py_DECREF(found);
+        found = made;
+    }
+    Py_DECREF(params);
+    Py_DECREF(target);
+    Py_DECREF(id);
+    return found;
 }

@@ -29,6 +29,10 @@ int add_crc(PyObject *module);
 /* Of `Exchange`: METH_FASTCALL, see _core.pyi. */
 PyObject *run(PyObject *self, PyObject *const *given, Py_ssize_t count);
 PyObject *carry(PyObject *self, PyObject *const *given, Py_ssize_t count);
+PyObject *push(PyObject *self, PyObject *const *given, Py_ssize_t count);
+PyObject *pull(PyObject *self, PyObject *const *given, Py_ssize_t count);
+PyObject *push_usual(PyObject *self, PyObject *const *given, Py_ssize_t count);
+PyObject *pull_usual(PyObject *self, PyObject *const *given, Py_ssize_t count);
 
 /* Names that are looked up in each exchange: they are made once. */
 #define NAMES(X)                                                                                  \

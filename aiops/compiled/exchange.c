@@ -54,8 +54,7 @@ int matches(const Exchange *self, uint64_t id)
     return 1;
 }
 
-/* Return the values of the header in `room`, as `Template.values` does. */
-static PyObject *values(const Exchange *self)
+PyObject *values(const Exchange *self)
 {
     PyObject *found = PyTuple_New(self->slot_count);
     for (Py_ssize_t index = 0; found != NULL && index < self->slot_count; index++) {
@@ -71,7 +70,7 @@ static PyObject *values(const Exchange *self)
     return found;
 }
 
-static long long now(void)
+long long now(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -172,9 +171,7 @@ static int has(PyObject *array, PyObject *name, PyObject *wanted)
     return same;
 }
 
-/* Take views of gradients, a dict by name or one buffer. Return 1; 0: they do not fit, -1: an error
- * is set. Of an array that is not contiguous no view can be had, so it does not fit. */
-static int take_views(const Exchange *self, PyObject *gradients, Py_buffer *views, int *taken)
+int take_views(const Exchange *self, PyObject *gradients, Py_buffer *views, int *taken)
 {
     int by_name = PyDict_CheckExact(gradients), fits;
     Py_ssize_t total = 0, count = by_name ? PyTuple_Size(self->tensors) : 1;
@@ -200,6 +197,37 @@ static int take_views(const Exchange *self, PyObject *gradients, Py_buffer *view
     return total == self->nbytes;
 }
 
+int compose(Exchange *self, const Py_buffer *views, int taken, const long long *numbers,
+            struct iovec *pieces)
+{
+    for (int index = 0; index < NUMBERS; index++)
+        write_number((char *)self->push.buf + self->numbers[index], (uint64_t)numbers[index]);
+    for (Py_ssize_t index = 0; index < self->age_count; index++)
+        write_number((char *)self->push.buf + self->ages[index], (uint64_t)numbers[NUMBERS - 1]);
+    pieces[0] = (struct iovec){self->push.buf, (size_t)self->push.len};
+    if (self->piece_count) {
+        pieces[1] = (struct iovec){self->region.buf, (size_t)self->region.len};
+        return 2;
+    }
+    for (int index = 0; index < taken; index++)
+        pieces[index + 1] = (struct iovec){views[index].buf, (size_t)views[index].len};
+    return taken + 1;
+}
+
+int take_arguments(Exchange *self, PyObject *const *given, int count, long long *numbers)
+{
+    self->sent = self->received = self->fault = self->missed = self->placed = 0;
+    for (int index = 0; index < count; index++) {
+        numbers[index] = PyLong_AsLongLong(given[index]);
+        if (numbers[index] < 0) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a number of an exchange is at least 0");
+            return 0;
+        }
+    }
+    return 1;
+}
+
 PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
 {
     Exchange *self = (Exchange *)object;
@@ -208,15 +236,8 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
         PyErr_SetString(PyExc_RuntimeError, "an exchange takes 7 arguments, and one caller");
         return NULL;
     }
-    self->sent = self->received = self->fault = self->missed = self->placed = 0;
-    for (int index = 0; index <= NUMBERS; index++) {
-        numbers[index] = PyLong_AsLongLong(given[index + 2]);
-        if (numbers[index] < 0) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_ValueError, "a number of an exchange is at least 0");
-            return NULL;
-        }
-    }
+    if (!take_arguments(self, given + 2, NUMBERS + 1, numbers))
+        return NULL;
     Py_buffer target, views[VIEWS];
     struct iovec pieces[VIEWS + 1];
     if (PyObject_GetBuffer(given[1], &target, PyBUF_WRITABLE) < 0)
@@ -228,18 +249,7 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
     else
         fits = (self->busy = 1, take_views(self, given[0], views, &taken));
     if (fits > 0) {
-        pieces[0] = (struct iovec){self->push.buf, (size_t)self->push.len};
-        for (int index = 0; index < taken; index++)
-            pieces[index + 1] = (struct iovec){views[index].buf, (size_t)views[index].len};
-        int count = taken + 1;
-        if (self->piece_count) {
-            pieces[1] = (struct iovec){self->region.buf, (size_t)self->region.len};
-            count = 2;
-        }
-        for (int index = 0; index < NUMBERS; index++)
-            write_number((char *)self->push.buf + self->numbers[index], (uint64_t)numbers[index]);
-        for (Py_ssize_t index = 0; index < self->age_count; index++)
-            write_number((char *)self->push.buf + self->ages[index], (uint64_t)numbers[NUMBERS - 1]);
+        int count = compose(self, views, taken, numbers, pieces);
         struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)count};
         self->thread = PyEval_SaveThread();
         fits = encode_all(self, views, PyDict_CheckExact(given[0]));
@@ -350,6 +360,10 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "Exchange; see _core.pyi."},
     {"use_mailbox", use_mailbox, METH_VARARGS, "See _core.pyi."},
     {"carry", (PyCFunction)(void (*)(void))carry, METH_FASTCALL, "See _core.pyi."},
+    {"push", (PyCFunction)(void (*)(void))push, METH_FASTCALL, "See _core.pyi."},
+    {"pull", (PyCFunction)(void (*)(void))pull, METH_FASTCALL, "See _core.pyi."},
+    {"push_usual", (PyCFunction)(void (*)(void))push_usual, METH_FASTCALL, "See _core.pyi."},
+    {"pull_usual", (PyCFunction)(void (*)(void))pull_usual, METH_FASTCALL, "See _core.pyi."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -57,6 +57,23 @@ typedef struct {
 /* Whether the header in `room` is the answer to a push. */
 int matches(const Exchange *self, uint64_t id);
 
+/* The values of that header, as `Template.values` returns them. */
+PyObject *values(const Exchange *self);
+
+/* A time in nanoseconds. */
+long long now(void);
+
+/* Take numbers that are at least 0, and note that nothing has been moved yet. 0: an error is set. */
+int take_arguments(Exchange *self, PyObject *const *given, int count, long long *numbers);
+
+/* Take views of gradients, a dict by name or one buffer. Return 1; 0: they do not fit, -1: an error
+ * is set. Of an array that is not contiguous no view can be had, so it does not fit. */
+int take_views(const Exchange *self, PyObject *gradients, Py_buffer *views, int *taken);
+
+/* Write the numbers of a push; return how many pieces it has, VIEWS + 1 at most. */
+int compose(Exchange *self, const Py_buffer *views, int taken, const long long *numbers,
+            struct iovec *pieces);
+
 /* Run the handlers of signals that have come; return whether one has raised. errno stays EINTR. */
 int signalled(Exchange *self);
 

@@ -20,13 +20,6 @@
 #define BEAT 500000000LL /* aiops.client.sync.connection._BEAT */
 #define CLOSE_LOOKS 64   /* before the processor is first yielded */
 
-static long long now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
-}
-
 static inline void pause_a_bit(void)
 {
 #ifdef __x86_64__

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from aiops.client import Client, Params
 from aiops.client.request_kinds import Receipt
-from aiops.client.sync.connection import BlockingConnection
 from aiops.errors import AiopsError, BadPush, ConnectionLost
 from aiops.model.layout import Array
 from aiops.wire import encoding
@@ -96,7 +95,7 @@ class Half:
 
     def count(self, connection: Any) -> None:
         """Count the steady exchanges of a connection, or have it make none."""
-        way = connection.short if isinstance(connection, BlockingConnection) else connection
+        way = connection.short
         exchange = way.exchange
 
         def counted(params: Params, gradients: Mapping[str, Array]) -> Any:
@@ -355,9 +354,6 @@ def check(model: str, policy: str, face: str, does: Does) -> None:
         before, versions = twins.short, twins.halves[0].params.copy().versions
         twins.push()
         level = len(set(versions.tolist())) == 1  # else a push has several parts
-        level = level and (
-            face == "blocking" or not model.startswith("large")
-        )  # else no exchange is steady
         assert twins.short == before + level, "whatever has happened, the next is steady again"
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from aiops.client.asyncio.connection import AsyncConnection
 from aiops.client.asyncio.dialling import AsyncDialler
+from aiops.client.asyncio.short_way import BEAT
 from aiops.client.backoff import Attempts, Repetitions, overdue
 from aiops.client.calls import Ask, Call
 from aiops.client.facade import Facade
@@ -29,7 +30,6 @@ from aiops.wire import messages
 from aiops.wire.data_messages import GivenTask, TakeTask
 
 _LOG_AGAIN = 0.01  # seconds between looks at what is logged, at least
-_BEAT = 1.0  # seconds after which a steady exchange takes long
 
 
 class AsyncClient(Facade, AsyncClosing):
@@ -84,11 +84,8 @@ class AsyncClient(Facade, AsyncClosing):
         self._repetitions = Repetitions(self._env.randbelow)
         self._repetition: asyncio.TimerHandle | None = None  # of requests that were refused
         self._session.on_refused = self._repeat
-        self._beat = min(_BEAT, timeout / 4)
-        self._began = 0.0  # when the last steady exchange did
         self._log_timer: asyncio.TimerHandle | None = None  # of what is logged
         self._loop: asyncio.AbstractEventLoop | None = None  # once it has connected
-        self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
         forks.note(self)
 
     # ------------------------------------------------------------ what it can do
@@ -143,54 +140,29 @@ class AsyncClient(Facade, AsyncClosing):
             await self.connect()
         if self._session.info.plan.get("routine", "direct") != "direct":
             self._calls.check_direct()
+        connection, done = self._connection, None
+        short = None if connection is None else connection.short
+        if short is not None and (into is None or into is params) and not self._window.locked():
+            begun = short.exchange(params, gradients)
+            if isinstance(begun, Receipt):
+                return begun
+            done = begun
         into = params if into is None else into
-        async with self._window:
-            connection, done, began = self._connection, None, None
-            if connection is not None and into is params:
-                done = connection.exchange(params, gradients)
-            request = partial(self._requests.push, gradients, params, into)
-            if connection is not None and done is not None:
-                self._watch_it()
+        request, began = partial(self._requests.push, gradients, params, into), None
+        async with self._window:  # which does not wait if the exchange is under way
+            if short is not None and done is not None:
                 try:
-                    begun = await done
+                    outcome = await (short.outcome(params, done) if short.looks else done)
                 except BaseException:  # cancelled
-                    self._give_up_exchange(connection, done)
+                    given = short.give_up(done)
+                    if given is not None:
+                        self._abandon(given)
                     raise
-                if isinstance(begun, Receipt):
-                    return begun
-                request, began = partial(_given, begun), self._began
+                if isinstance(outcome, Receipt):
+                    return outcome
+                request, began = partial(_given, outcome), short.began
             receipt: Receipt = await self._run(request, began)
             return receipt
-
-    def _watch_it(self) -> None:
-        """Have a steady exchange looked at after a beat, in case it takes long."""
-        loop = asyncio.get_running_loop()
-        self._began = loop.time()
-        if self._watch is None:
-            self._watch = loop.call_later(self._beat, self._look, loop)
-
-    def _give_up_exchange(
-        self, connection: AsyncConnection, done: asyncio.Future[Receipt | Request]
-    ) -> None:
-        """Abandon a steady exchange, handed over or not."""
-        request = connection.hand_over()
-        if request is None and done.done() and not done.cancelled():
-            given = done.result()
-            request = given if isinstance(given, Request) else None
-        if request is not None:
-            self._abandon(request)
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand over a steady exchange that takes long: only a request has a deadline."""
-        self._watch = None
-        connection = self._connection
-        if connection is None or not connection.exchanging:
-            return
-        due = self._began + self._beat
-        if loop.time() < due:
-            self._watch = loop.call_at(due, self._look, loop)
-        else:
-            connection.hand_over()
 
     async def carry(self, transfer: Transfer) -> Receipt | None:
         """Carry a strategy's transfer (`aiops.client.strategies`); None for a mere fetch."""
@@ -290,10 +262,10 @@ class AsyncClient(Facade, AsyncClosing):
             self._tracing.end()
         connection, keeper = self._connection, self._keeper
         self._connection = self._keeper = None
-        for timer in (self._watch, self._repetition, self._log_timer):
+        for timer in (self._repetition, self._log_timer):
             if timer is not None:
                 timer.cancel()
-        self._watch = self._repetition = self._log_timer = None
+        self._repetition = self._log_timer = None
         if connection is not None:
             connection.hand_over()
         try:
@@ -443,6 +415,8 @@ class AsyncClient(Facade, AsyncClosing):
             attempts.server, attempts.until, attempts.patience
         )
         self._connection = connection
+        if connection.short is not None:
+            connection.short.beat = min(BEAT, self.timeout / 4)
         try:
             while not session.ready:
                 connection.progress.clear()

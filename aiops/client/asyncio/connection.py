@@ -6,19 +6,14 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Mapping
 from typing import cast
 
-from aiops.client.handover import process
-from aiops.client.params import Params
-from aiops.client.request_kinds import Receipt, Request
+from aiops.client.asyncio.short_way import AsyncShortWay
 from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
-from aiops.client.steady import SteadyExchange
 from aiops.common import forks
 from aiops.common.failure_waits import FailureWaits
 from aiops.errors import AiopsError, ConnectionLost
-from aiops.model.layout import Array
 from aiops.net.path_watch import PathWatch, cut_off
 from aiops.net.socket_options import tune
 from aiops.net.tls import explained
@@ -53,6 +48,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         The connections to the other shards.
     ended
         The error that ended it, once it has ended.
+    short
+        The short way of steady exchanges; None: it leads to a further shard.
     progress
         Set when something was received, or it ended.
     """
@@ -77,9 +74,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.progress = asyncio.Event()
         self._views: list[memoryview] = []
         self._full = self._paused = False
-        self._steady: SteadyExchange | None = None  # whose exchange is under way, with
-        self._received = 0  # the bytes of its answer that have come,
-        self._done: asyncio.Future[Receipt | Request] | None = None  # and its outcome
+        self.short: AsyncShortWay | None = None
+        if isinstance(session, Session):
+            self.short = AsyncShortWay(session, self._go_on, self.end)
         self._watch: PathWatch | None = None
 
     def following(self, lead: AsyncConnection) -> AsyncConnection:
@@ -97,6 +94,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if sock is not None and self._shared is None:
             tune(sock)
         transport.set_write_buffer_limits(high=_CHUNK // 2)
+        if self.short is not None:
+            self.short.connected(transport)
         self._watch = PathWatch(transport, self._unheard, self._cut_off)
         self._views = [memoryview(buffer) for buffer in self._session.connected(self._shared)]
         self.flush()
@@ -117,14 +116,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes: the session's, or the steady exchange's."""
-        if self._steady is not None:
-            return self._steady.room[self._received :]
-        return self._session.next_buffer()
+        short = self.short
+        if short is None or short.steady is None:
+            return self._session.next_buffer()
+        steady, came = short.steady, short.came
+        rest = None if came < len(steady.room) else steady.rest(came)
+        return steady.room[came:] if rest is None else rest
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process what was received; send what follows from it."""
-        if self._steady is not None:
-            self._received_steadily(self._steady, nbytes)
+        short = self.short
+        if short is not None and short.steady is not None:
+            short.received(short.steady, nbytes)
             return
         try:
             self._session.received(nbytes)
@@ -134,70 +137,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._lead.progress.set()
         self._lead.flush()
 
-    # ------------------------------------------------------------ the steady exchange
+    def hand_over(self) -> None:
+        """Have a steady exchange that is under way go on as a request."""
+        if self.short is not None:
+            self.short.hand_over()
 
-    def exchange(
-        self, params: Params, gradients: Mapping[str, Array]
-    ) -> asyncio.Future[Receipt | Request] | None:
-        """Push gradients computed at ``params``, and bring these up to date, by a steady exchange.
-
-        Returns
-        -------
-        A future of the receipt, or, if the exchange was handed over, of the request that is under
-        way in its place. None: nothing has been done.
-        """
-        session, transport = self._session, self.transport
-        if not isinstance(session, Session) or transport is None or not session.idle:
-            return None
-        if session.info.examples:  # a push that covers them is no such exchange
-            return None
-        if self.ended.done():  # the session learns it a moment later; nothing would be answered
-            return None
-        steady = session.steady
-        if self._full or self._views or steady is None or steady.direct or self._steady is not None:
-            return None
-        buffers = steady.begin(params, gradients)
-        if buffers is None:
-            return None
-        self._steady, self._received = steady, 0
-        self._done = asyncio.get_running_loop().create_future()
-        transport.write(b"".join(buffers))
-        return self._done
-
-    def _received_steadily(self, steady: SteadyExchange, nbytes: int) -> None:
-        """Process what was received of the answer to a steady exchange."""
-        self._received += nbytes
-        receipt = steady.finish(self._received)
-        if receipt is not None:
-            done, self._steady = self._done, None
-            if done is not None and not done.done():
-                done.set_result(receipt)
-        elif self._received == steady.answer_size or steady.rest(self._received) is None:
-            self.hand_over()
-
-    @property
-    def exchanging(self) -> bool:
-        """True while a steady exchange is under way."""
-        return self._steady is not None
-
-    def hand_over(self) -> Request | None:
-        """Have a steady exchange that is under way go on as a request; return that."""
-        steady, done, self._steady = self._steady, self._done, None
-        if steady is None or not isinstance(self._session, Session):
-            return None
-        request, _unsent, received = self._session.hand_over(
-            steady, steady.push_size, self._received
-        )
-        if done is not None and not done.done():
-            done.set_result(request)
-        try:
-            process(self._session, received)
-        except AiopsError as error:
-            self.end(error)
-        else:
-            self.progress.set()
-            self.flush()
-        return request
+    def _go_on(self) -> None:
+        self.progress.set()
+        self.flush()
 
     def eof_received(self) -> bool:
         """Close when the server does."""
@@ -206,6 +153,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that it has ended."""
         why = f": {exc}" if exc else ""
+        self._leave_socket()
         if exc is not None and not self.ended.done():
             self.hand_over()
             self._receive_reason()
@@ -235,10 +183,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Stop writing: the transport is full."""
         self._full = True
+        if self.short is not None:
+            self.short.full = True
 
     def resume_writing(self) -> None:
         """Go on writing."""
         self._full = False
+        if self.short is not None:
+            self.short.full = False
         self.flush()
 
     def flush(self) -> None:
@@ -277,11 +229,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return
         for buffer in self._session.leave():
             self.transport.write(buffer)
+        self._leave_socket()
         self.transport.close()
         await asyncio.wait([self.ended], timeout=_GOODBYE)
 
+    def _leave_socket(self) -> None:
+        if self.short is not None:
+            self.short.left()
+
     def forked(self) -> None:
         """Blank the descriptor in a fork, without the event loop: its epoll is the parent's too."""
+        self._leave_socket()
         sock = self.transport.get_extra_info("socket") if self.transport is not None else None
         if sock is not None:
             forks.blank(sock.fileno())
@@ -298,6 +256,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if not self.ended.done():
             self.ended.set_result(error)
             self.hand_over()
+        self._leave_socket()
         self._views = []
         if self._side is not None:
             self._side.close()

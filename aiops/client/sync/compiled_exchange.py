@@ -42,11 +42,19 @@ def _learn(library: Any) -> None:
 def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | None:
     """Return what makes exchanges of a form on a socket; None: Python is to make them.
 
-    That is so without compiled code, with a model over `LARGEST`, on a connection by TLS or one
-    whose times are noted, and where a number of an answer has a form that our servers do not use.
+    That is so on a connection by TLS or one whose times are noted, and where `made` returns None.
+    """
+    return made(forms, sock.fileno()) if type(sock) is socket.socket else None
+
+
+def made(forms: Forms, fd: int) -> CompiledExchange | None:
+    """Return what makes exchanges of a form on a socket's descriptor; None: Python is to make them.
+
+    That is so without compiled code, with a model over `LARGEST`, and where a number of an answer
+    has a form that our servers do not use.
     """
     exchange = exchange_type() if forms.nbytes <= LARGEST else None
-    if exchange is None or type(sock) is not socket.socket:
+    if exchange is None:
         return None
     _learn(core())
     ack, slots = forms.ack, []
@@ -66,7 +74,7 @@ def compiled_exchange(forms: Forms, sock: StreamSocket) -> CompiledExchange | No
         coded = forms.coded.region, tuple(map(tuple, pieces))
     try:
         return exchange(
-            sock.fileno(),
+            fd,
             bytearray(forms.push.data),
             (id, seq, have, *ages),
             ack.data,
