@@ -44,6 +44,9 @@ enum { NAMES(NAMED) NAME_COUNT };
 #undef NAMED
 extern PyObject *names[NAME_COUNT];
 
+/* The time in nanoseconds, which only goes on. */
+long long now(void);
+
 /* Big endian, as MessagePack writes numbers. */
 static inline void write_number(char *at, uint64_t number)
 {

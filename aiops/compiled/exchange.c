@@ -70,13 +70,6 @@ PyObject *values(const Exchange *self)
     return found;
 }
 
-long long now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
-}
-
 /* Run the handlers of signals that have come; return whether one has raised. errno stays EINTR. */
 int signalled(Exchange *self)
 {

@@ -60,9 +60,6 @@ int matches(const Exchange *self, uint64_t id);
 /* The values of that header, as `Template.values` returns them. */
 PyObject *values(const Exchange *self);
 
-/* A time in nanoseconds. */
-long long now(void);
-
 /* Take numbers that are at least 0, and note that nothing has been moved yet. 0: an error is set. */
 int take_arguments(Exchange *self, PyObject *const *given, int count, long long *numbers);
 

@@ -1,14 +1,6 @@
 /* What the tables of connections share: `links.h`. */
 
 #include "links.h"
-#include <time.h>
-
-long long now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
-}
 
 int lacks(PyObject *object, int which)
 {

@@ -9,9 +9,6 @@
 
 #define MOST_TIME 1000000LL /* nanoseconds of one call of the event loop */
 
-/* The time in nanoseconds. */
-long long now(void);
-
 /* Return whether a value of a field is false; errors count as true. */
 int lacks(PyObject *object, int which);
 

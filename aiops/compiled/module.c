@@ -1,10 +1,18 @@
 /* The module `aiops.compiled._core`, made of the types of the other files. */
 
 #include "core.h"
+#include <time.h>
 
 #define TEXT(name) #name,
 static const char *const texts[NAME_COUNT] = {NAMES(TEXT)};
 PyObject *names[NAME_COUNT];
+
+long long now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
 
 static int add_names(void)
 {

@@ -4,7 +4,8 @@ By compiled code it has two halves. The push goes from the gradient to the socke
 the event loop has a turn, so that other tasks and the transport go on, however fast the server is.
 Behind it the answer is looked for in the socket for a moment, only while that pays
 (`aiops.net.busy_poll.Spin`). If it comes, the task goes on at once; the loop has neither waited nor
-woken anything. Otherwise the transport brings it, in `next_buffer` and `received`.
+woken anything. Otherwise the transport brings it, in `next_buffer` and `received`. Where several
+clients share a loop there is a turn each time and one look, as another's answer may have come.
 
 Socket and transport
 --------------------
@@ -27,6 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 from aiops.client.handover import process
 from aiops.client.params import Params
@@ -46,6 +48,15 @@ _TURN = 200e-6
 
 _LONG = 100e-6
 """Seconds that a turn takes at least if other tasks run in it."""
+
+
+class _Sharing:
+    """The number of connections that have their short ways on one event loop."""
+
+    count = 0
+
+
+_sharing: WeakKeyDictionary[asyncio.AbstractEventLoop, _Sharing] = WeakKeyDictionary()
 
 _PLAIN = "asyncio.selector_events", "uvloop.loop"
 """The modules of transports that read their socket only in a turn, and hold nothing back."""
@@ -96,6 +107,7 @@ class AsyncShortWay:
     ) -> None:
         self._session, self._send, self._end = session, send, end
         self._loop = asyncio.get_running_loop()
+        self._sharing = _sharing.setdefault(self._loop, _Sharing())
         self._transport: asyncio.Transport | None = None
         self._fd = -1  # of a socket that compiled code may use
         self._compiled: CompiledExchange | None = None
@@ -111,6 +123,7 @@ class AsyncShortWay:
     def connected(self, transport: asyncio.Transport) -> None:
         """Exchange over this transport."""
         self._transport = transport
+        self._sharing.count += 1
         sock = transport.get_extra_info("socket")
         plain = type(transport).__module__ in _PLAIN
         if plain and sock is not None and transport.get_extra_info("sslcontext") is None:
@@ -119,6 +132,8 @@ class AsyncShortWay:
     def left(self) -> None:
         """Leave the socket alone from here on, which is closed, or is in a fork."""
         self._fd = -1
+        if self._transport is not None:
+            self._sharing.count -= 1
         if self._compiled is not None:
             self._compiled.fd = -1
         self._compiled = self._transport = None
@@ -165,9 +180,10 @@ class AsyncShortWay:
             done = self._done
             if sent < steady.push_size:
                 for view in steady.unsent(sent):
-                    transport.write(view)
+                    transport.write(bytes(view))  # which may keep it, while the gradient changes
             elif self._pays():
-                self.looks = perf_counter() - self._turned > _TURN
+                alone = self._sharing.count == 1
+                self.looks = not alone or perf_counter() - self._turned > _TURN
                 receipt = None if self.looks else self._look(steady, compiled, params)
                 if receipt is not None:
                     return receipt
@@ -190,7 +206,7 @@ class AsyncShortWay:
         steady, compiled, began = self.steady, self._compiled, perf_counter()
         await asyncio.sleep(0)
         now = perf_counter()
-        waits = now - began < _LONG  # else other tasks want the loop
+        waits = now - began < _LONG and self._sharing.count == 1  # else others want the loop
         if waits:
             self._turned = now
         if (steady is not None and compiled is not None) and (
