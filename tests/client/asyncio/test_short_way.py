@@ -629,6 +629,35 @@ def test_other_tasks_have_turns(loop: str) -> None:
         run(loop, lambda: main(server.url))
 
 
+@each_row("loop", LOOPS)
+def test_several_on_one_loop(loop: str) -> None:
+    """All push at once, and none holds the loop up."""
+    model = {"w": np.zeros(9, np.float32)}
+    ones = {"w": np.ones(9, np.float32)}
+
+    async def main(url: str) -> None:
+        async with AsyncWorker(url, model) as first:
+            connection = first._client._connection
+            assert connection is not None
+            assert connection.short is not None
+            sharing = connection.short._sharing
+            assert sharing.count == 1
+            async with AsyncWorker(url, model) as second:
+                assert sharing.count == 2
+
+                async def push(worker: AsyncWorker) -> None:
+                    for _ in range(60):
+                        await worker.step(ones)
+
+                await asyncio.gather(push(first), push(second))
+                assert (await first.stats())["version"] == 120
+            assert sharing.count == 1
+        assert sharing.count == 0
+
+    with ServerThread(policy="asgd") as server:
+        run(loop, lambda: main(server.url))
+
+
 # ---------------------------------------------------------------- whether to wait
 
 
@@ -647,12 +676,18 @@ class Watched:
 
 
 async def waiting(
-    answered: bool, spin: int = 0, nap: int = 0, turned: float = 0.0, long: float = math.inf
+    answered: bool,
+    spin: int = 0,
+    nap: int = 0,
+    turned: float = 0.0,
+    long: float = math.inf,
+    others: int = 0,
 ) -> tuple[Any, bool, list[Any], tuple[int, int]]:
     """Return what came of one exchange, its waits, and the waits that are left out next."""
     async with Scripted(True, "small") as one:
         one.short.spin.resting, one.short.nap.resting = spin, nap
         one.short._turned = turned
+        one.short._sharing.count += others
         one.short._compile(one.session.steady)
         watched: Any = Watched(one.short._compiled)
         one.short._compiled = watched
@@ -691,6 +726,8 @@ LOOK, NAP = module._LOOK, module._NAP
         ((False, 0, 0, math.inf), (False, [(LOOK, NAP)], (1, 1))),
         ((True, 0, 0, 0.0, -1.0), (True, [(0, 0)], (0, 0))),
         ((False, 0, 0, 0.0, -1.0), (True, [(0, 0)], (0, 0))),
+        ((True, 0, 0, 0.0, math.inf, 1), (True, [(0, 0)], (0, 0))),
+        ((False, 0, 0, math.inf, math.inf, 1), (True, [(0, 0)], (0, 0))),
     ],
     ids=str,
 )
