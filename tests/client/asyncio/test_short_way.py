@@ -375,6 +375,37 @@ def test_what_the_socket_does_not_take_goes_by_the_transport(loop: str, room: bo
     run(loop, main)
 
 
+@each_row("model", ["small", "large", "coded"])
+def test_all_goes_by_the_transport_if_the_socket_takes_nothing(model: str) -> None:
+    push, answer, _slots = learnt(model, "asgd")
+
+    async def main() -> None:
+        async with Scripted(True, model) as one:
+            one.short._compile(one.session.steady)
+            compiled: Any = one.short._compiled
+            full, other = socket.socketpair()
+            full.setblocking(False)
+            with full, other:
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        full.send(bytes(1 << 16))
+                compiled.fd = full.fileno()
+                task = one.task(one.begin())
+                compiled.fd = one.socket.fileno()
+            assert compiled.sent == 0
+            came = b""
+            async with asyncio.timeout(_PATIENCE):
+                while len(came) < len(push):
+                    await asyncio.sleep(0)
+                    came += one.sent()
+            assert came == push
+            one.peer.sendall(answer)
+            async with asyncio.timeout(_PATIENCE):
+                assert (await task).version == 3
+
+    run("asyncio", main)
+
+
 @each_row("loop", LOOPS)
 def test_what_waits_in_the_transport_goes_first(loop: str) -> None:
     push, answer, _slots = learnt("small", "asgd")
