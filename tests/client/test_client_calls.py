@@ -6,6 +6,7 @@ The server is another process, and the calls are those of the client's own threa
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,9 +150,11 @@ async def test_an_async_step(server: Process, compiled: bool) -> None:
 
 
 async def ours(worker: AsyncWorker, count: int = 5) -> float:
-    """Return the calls of aiops that a step of a worker takes."""
-    found = Calls()
+    """Return the calls of aiops that a step of a worker takes, in most of some."""
+    counts = []
     for _ in range(count):
+        found = Calls()
         with counting(found):
             await worker.step(GRADIENT)
-    return sum(n for (file, _name), n in found.by.items() if file.startswith("aiops/")) / count
+        counts.append(sum(n for (file, _name), n in found.by.items() if file.startswith("aiops/")))
+    return statistics.median(counts)  # an answer may come in two pieces
