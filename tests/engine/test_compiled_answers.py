@@ -928,6 +928,17 @@ class TestCoded:
             np.full_like(array, 0.5).tobytes() for array in CODED.values()
         ]
 
+    async def test_pushes_of_another_form_are_counted_as_these(self, scene: Scene) -> None:
+        ledger, raw = scene.member.ledger, (Part(0, scene.nbytes, "raw", scene.nbytes, 0),)
+        messages, whole = ledger.pushed.messages, ledger.pushed.sent.whole
+        assert is_answer(scene.exchange(), scene)
+        scene.seq += 1
+        ledger.exchanged(scene.seq, fetched=True, parts=raw, count=5)
+        for _ in range(2):
+            assert is_answer(scene.exchange(), scene)
+        assert ledger.pushed.messages - messages == 8
+        assert ledger.pushed.sent.whole - whole == 5
+
     async def test_each_byte_of_a_prefix_between_payloads(self, scene: Scene) -> None:
         data = scene.push()
         head = len(data) - self.region

@@ -417,7 +417,7 @@ LENGTHS = [*range(1, 40), 63, 64, 65, 127, 128, 129, 191, 1000, 4099, 65_536, 13
 LENGTHS += [131_072 + 255, (1 << 20) - 1, 1 << 20, (1 << 20) + 311]
 
 
-LONG = {"w": np.zeros((SHORT >> 2) + 8, np.float32)}
+LONG = {"w": np.zeros((SHORT >> 2) + 9, np.float32)}
 
 
 @pytest.fixture
@@ -439,7 +439,7 @@ class Long:
         assert writer is not None
         self.scene, self.kept, self.writer = scene, kept, writer
         self.payload = scene.nbytes
-        self.nbytes = FRAME + STEADY_ROW.size + scene.nbytes
+        self.nbytes = FRAME + STEADY_ROW.size + scene.nbytes + 4  # to a multiple of 8
         self.head = self.nbytes - self.payload + len(END)
         names = "_at", "_written", "nbytes", "_size", "_half", "_descriptor", "_synced"
         self._before = {name: getattr(writer, name) for name in names}
