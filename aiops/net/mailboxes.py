@@ -56,22 +56,15 @@ class MailboxTable:
         return 0 if self._boxes is None else self._boxes.served
 
     def take(self, link: MessageTransport, mailbox: Mailbox) -> None:
-        """Take a connection's mailbox, which is to be opened. An earlier one of it is left.
-
-        If there is no room for it the client goes on by the socket.
-        """
+        """Take a connection's mailbox, which is to be opened. An earlier one of it is left."""
         self.drop(link)
-        if len(mailbox.data) > self.room:
-            os.close(mailbox.bell)
-            return
-        self.room -= len(mailbox.data)
         self._shut[link] = mailbox
 
     def open(self, link: MessageTransport) -> None:
         """Answer in a connection's mailbox from here on, with the `shortcut` that it has now.
 
-        That is a method of compiled code. If the mailbox cannot be, the client goes on by the
-        socket.
+        That is a method of compiled code. If there is no room for the mailbox, or it cannot be, the
+        client goes on by the socket.
         """
         mailbox = self._shut.pop(link, None)
         if mailbox is None:
@@ -79,7 +72,7 @@ class MailboxTable:
         if not self._tried:
             self._begin()
         size = len(mailbox.data)
-        if self._boxes is not None:
+        if self._boxes is not None and size <= self.room:
             try:
                 self._places[link] = (
                     self._boxes.add(link, link.shortcut, mailbox.data, mailbox.bell),
@@ -88,15 +81,14 @@ class MailboxTable:
             except (OSError, ValueError) as error:
                 _log.debug("%s has no mailbox: %s", link.peer_name, error)
             else:
+                self.room -= size
                 return
-        self.room += size
         os.close(mailbox.bell)
 
     def drop(self, link: MessageTransport) -> None:
         """Leave a connection's mailbox, if it has one: it has ended, say."""
         shut = self._shut.pop(link, None)
         if shut is not None:
-            self.room += len(shut.data)
             os.close(shut.bell)
         place, size = self._places.pop(link, (-1, 0))
         self.room += size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -518,6 +519,10 @@ class Acceptor:
         link, shared = peer.link, peer.link.wire.shared
         mailbox = None if shared is None else shared.taken_mailbox()
         if mailbox is None:
+            return
+        admitted = peer.handshake.admitted
+        if admitted is None or getattr(admitted.hello, "role", "") != "worker":  # it pushes nothing
+            os.close(mailbox.bell)
             return
         self.mailboxes.take(link, mailbox)
         if peer.steady is not None and link.shortcut == _compiled(peer.steady):

@@ -26,6 +26,7 @@ Without compiled code, by TLS, and over a transport that is not known, all goes 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from weakref import WeakKeyDictionary
@@ -114,10 +115,12 @@ class AsyncShortWay:
         self._compiled_from: SteadyExchange | None = None  # what that was made for, or tried for
         self.steady: SteadyExchange | None = None
         self._done: asyncio.Future[Receipt | Request] | None = None  # what became of it
+        self._handed: tuple[asyncio.Future[Receipt | Request] | None, Request] | None = None
         self.came, self.looks, self.full = 0, False, False
         self.began, self.beat = 0.0, BEAT
         self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
         self.spin, self.nap = Spin(), Spin()
+        self._warming = False  # a thread compiles the codecs' loops
         self._turned = 0.0  # when the loop had a turn in an exchange
 
     def connected(self, transport: asyncio.Transport) -> None:
@@ -161,15 +164,15 @@ class AsyncShortWay:
             return None
         if steady is not self._compiled_from:
             self._compile(steady)
-        compiled, self.came, self.looks = self._compiled, 0, False
-        if compiled is None or transport.get_write_buffer_size() or transport.is_closing():
-            buffers = steady.begin(params, gradients)
-            if buffers is None:
-                return None
-            self.steady, self._done = steady, self._loop.create_future()
-            transport.write(b"".join(buffers))
-            return self._waited(self._done)
+        compiled, self.came, self.looks, self._handed = self._compiled, 0, False, None
         try:
+            if compiled is None or transport.get_write_buffer_size() or transport.is_closing():
+                buffers = steady.begin(params, gradients)
+                if buffers is None:
+                    return None
+                self.steady, self._done = steady, self._loop.create_future()
+                transport.write(b"".join(buffers))
+                return self._waited(self._done)
             fits = compiled.push_usual(steady, params, gradients)
             if fits is NotImplemented:
                 fits = steady.push_by(compiled, params, gradients)
@@ -187,15 +190,18 @@ class AsyncShortWay:
                 receipt = None if self.looks else self._look(steady, compiled, params)
                 if receipt is not None:
                     return receipt
-            return done if self.looks else self._waited(done)
+            if not self.looks:
+                return self._waited(done)
+            self.began = self._loop.time()
+            return done
         except BaseException:  # such as Ctrl-C
-            self._break_off(steady, params, 0)
+            self._break_off(steady, params, compiled.received if compiled is not None else 0)
             raise
 
     def _waited(self, done: asyncio.Future[Receipt | Request]) -> asyncio.Future[Receipt | Request]:
         """Return the future of an exchange, which is looked at after a beat: it may take long."""
         self.began = self._loop.time()
-        if self._watch is None:
+        if self._watch is None and self._transport is not None:
             self._watch = self._loop.call_later(self.beat, self._look_at_it)
         return done
 
@@ -275,8 +281,9 @@ class AsyncShortWay:
         """End an exchange whose task is cancelled; return the request that it has become, if so."""
         if self._done is done:
             return self.hand_over()
-        outcome = None if not done.done() or done.cancelled() else done.result()
-        return outcome if isinstance(outcome, Request) else None
+        if self._handed is not None and self._handed[0] is done:
+            return self._handed[1]  # also if the future was cancelled before it could say so
+        return None
 
     def _break_off(self, steady: SteadyExchange, params: Params, received: int) -> None:
         """End an exchange that was broken off at any place, and the connection with it."""
@@ -292,7 +299,18 @@ class AsyncShortWay:
         self._end(ConnectionLost("an exchange was broken off"))
 
     def _compile(self, steady: SteadyExchange) -> None:
-        """Have exchanges of this form made by compiled code, if that may be."""
+        """Have exchanges of this form made by compiled code, if that may be.
+
+        The codecs' loops are compiled on a thread, which may take seconds. Until then all is done
+        in Python.
+        """
+        coded = steady.forms.coded
+        if self._fd >= 0 and coded is not None and not coded.whole.is_ready("auto"):
+            self._compiled_from = self._compiled = None
+            if not self._warming:
+                self._warming = True
+                threading.Thread(target=coded.compiled, name="aiops-codecs", daemon=True).start()
+            return
         self._compiled_from = steady
         self._compiled = made(steady.forms, self._fd) if self._fd >= 0 else None
 
@@ -315,6 +333,7 @@ class AsyncShortWay:
         if steady is None:
             return None
         request, _unsent, received = self._session.hand_over(steady, steady.push_size, self.came)
+        self._handed = done, request
         if done is not None and not done.done():
             done.set_result(request)
         try:

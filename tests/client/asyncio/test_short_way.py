@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -29,7 +30,9 @@ from aiops.client import AsyncClient, AsyncWorker
 from aiops.client.asyncio import short_way as module
 from aiops.client.asyncio.connection import AsyncConnection
 from aiops.client.asyncio.short_way import AsyncShortWay
+from aiops.client.coded_gradient import CodedGradient
 from aiops.client.request_kinds import Receipt
+from aiops.codecs.whole_gradient import WholeGradient
 from aiops.compiled import COMPILED, exchange_type
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.model.parts import LARGEST
@@ -90,6 +93,10 @@ class Scripted:
         for _ in range(2):
             self.half.client.exchange(self.half.params, self.half.gradient)
         self.session = self.half.client._session
+        assert self.session.steady is not None
+        coded = self.session.steady.forms.coded
+        if compiled and coded is not None:  # as it is once a thread has compiled the loops
+            coded.compiled()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.socket = socket.create_connection(listener.getsockname())
             self.peer, _address = listener.accept()
@@ -552,6 +559,72 @@ def test_a_cancelled_one_goes_on_as_a_request(loop: str, way: str, model: str) -
 
     run(loop, lambda: main(True))
     run(loop, lambda: main(False))
+
+
+@each_row("loop", LOOPS)
+@each_row("way", WAYS[1:])
+@each_row("compiled", [True, False])
+def test_one_that_is_handed_over_before_its_task_is_told(
+    loop: str, way: str, compiled: bool
+) -> None:
+    """As by a timeout that is due in the turn in which the exchange takes long."""
+    answer = learnt("small", "asgd")[1]
+
+    async def main() -> None:
+        async with Scripted(compiled, "small") as one:
+            one.go(way)
+            task = one.task(one.begin())
+            for _ in range(4):
+                await asyncio.sleep(0)
+            task.cancel()
+            one.short.hand_over()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            assert one.session.pending.by_id == {}
+            values = one.half.params.arena.data.copy()
+            one.peer.sendall(answer)
+            for _ in range(8):
+                await asyncio.sleep(0)
+            assert (one.half.params.arena.data == values).all()
+
+    run(loop, main)
+
+
+@each_row("loop", LOOPS)
+def test_loops_of_codecs_are_compiled_beside_the_event_loop(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they are, exchanges go by Python."""
+    push, answer, _slots = learnt("coded", "asgd")
+    real, ready = CodedGradient.compiled, threading.Event()
+    threads = []
+
+    def compiled(self: CodedGradient) -> Any:
+        threads.append(threading.current_thread())
+        ready.set()
+        return real(self)
+
+    async def main() -> None:
+        async with Scripted(True, "coded") as one:
+            threads.clear()
+            one.tell(answer)
+            task = one.task(one.begin())
+            assert one.short._compiled is None
+            async with asyncio.timeout(_PATIENCE):
+                assert (await task).version == 3
+            assert one.sent() == push
+            one.short._compile(one.session.steady)
+            assert one.short._compiled is None
+            monkeypatch.undo()
+            one.short._compile(one.session.steady)
+            assert one.short._compiled is not None
+
+    monkeypatch.setattr(CodedGradient, "compiled", compiled)
+    monkeypatch.setattr(WholeGradient, "is_ready", lambda *_given: False)
+    run(loop, main)
+    assert ready.wait(_PATIENCE)
+    assert threads != [threading.main_thread()]
+    assert len(threads) == 1
 
 
 @each_row("way", WAYS[:2])
