@@ -1,9 +1,9 @@
 /* The steady exchange of a client of asyncio, in two calls: `push` and `pull`.
  *
  * `aiops/client/asyncio/short_way.py` calls them between the turns of its event loop, whose
- * transport reads from the same socket only within one. Neither call sleeps: what the socket does
- * not take now, and what of the answer does not come in time, the transport moves. It also learns
- * of an end of the connection by itself.
+ * transport reads from the same socket only within one. `push` does not wait, and `pull` no longer
+ * than it is told: what the socket does not take now, and what of the answer does not come in time,
+ * the transport moves. It also learns of an end of the connection by itself.
  */
 
 #define _GNU_SOURCE /* ppoll */
