@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from aiops.codecs.base import Bytes, Codec, Encoder, Floats, Shape, elements, length_fault
 from aiops.kernels import current_backend
-from aiops.kernels.lazy_numba import helper
+from aiops.kernels.lazy_numba import disjoint, helper
 from aiops.kernels.parallel import LARGE, PIECE
 from aiops.kernels.payloads import FORMATS
 
-__all__ = ["CHUNK", "BlockCodec", "ChunkEncoder", "Entries", "are_fit", "parts"]
+__all__ = [
+    "CHUNK",
+    "BlockCodec",
+    "ChunkEncoder",
+    "Entries",
+    "EntryLoops",
+    "are_fit",
+    "differ",
+    "difference",
+    "parts",
+]
 
 CHUNK = 65_536
 """Elements surveyed and then encoded while they are in cache; a multiple of every block."""
@@ -39,11 +49,32 @@ class Entries(NamedTuple):
         fit, and nothing has been written.
     decode
         ``bool (int64 size, first, second, out)``: check a payload and decode it. False: it is none.
+    check
+        ``bool (int64 size, first, second)``: the check alone.
+    add
+        ``void (int64 size, first, second, out)``: decode a payload that has been checked, and add
+        it to ``out``.
+    follow
+        ``int64 (int64 size, values, held, room, first, second)``: encode ``values - held``, and add
+        what that decodes to to ``held``; ``room`` is for as many floats. 1; 2: ``held`` is equal to
+        ``values`` now; 0: a difference is not fit, and what has been written has no meaning.
     """
 
     encode: int
     decode: int
+    check: int
+    add: int
+    follow: int
 
+
+EntryLoops: TypeAlias = tuple[
+    Callable[..., bool],
+    Callable[..., bool],
+    Callable[..., bool],
+    Callable[..., None],
+    Callable[..., int],
+]
+"""The loops of which `Entries` are made."""
 
 _entries: dict[str, Entries] = {}  # of codecs, by name
 
@@ -60,6 +91,12 @@ class BlockCodec(Codec):
     def length(cls, size: int) -> int:
         """Return the bytes of a payload of ``size`` elements."""
         return int(FORMATS[cls.name].length(size))
+
+    @classmethod
+    def second(cls, size: int) -> int:
+        """Return where the second section begins in a payload of ``size`` elements, in bytes."""
+        dtype, per = FORMATS[cls.name].sections[0]
+        return int(dtype.itemsize * -(-size // per))
 
     @classmethod
     def sections(cls, payload: Bytes, size: int) -> list[Any]:
@@ -82,8 +119,8 @@ class BlockCodec(Codec):
         raise NotImplementedError
 
     @classmethod
-    def entry_loops(cls) -> tuple[Callable[..., bool], Callable[..., bool]]:
-        """Return the plain functions of which `enter` makes `Entries`."""
+    def entry_loops(cls) -> EntryLoops:
+        """Return the plain functions of which `enter` makes `Entries`, in that order."""
         raise NotImplementedError
 
     @classmethod
@@ -97,10 +134,14 @@ class BlockCodec(Codec):
             numbers = pointer_to("float32")
             items = [pointer_to(dtype.name) for dtype, _per in FORMATS[cls.name].sections]
             items += [pointer_to("uint8")] * (2 - len(items))
-            encode, decode = cls.entry_loops()
+            encode, decode, check, add, follow = cls.entry_loops()
+            size = types.int64
             _entries[cls.name] = Entries(
-                entry(encode, types.boolean(types.int64, numbers, numbers, numbers, *items)),
-                entry(decode, types.boolean(types.int64, *items, numbers)),
+                entry(encode, types.boolean(size, numbers, numbers, numbers, *items)),
+                entry(decode, types.boolean(size, *items, numbers)),
+                entry(check, types.boolean(size, *items)),
+                entry(add, types.void(size, *items, numbers)),
+                entry(follow, types.int64(size, numbers, numbers, numbers, *items)),
             )
         return _entries[cls.name]
 
@@ -199,6 +240,29 @@ def are_fit(values: Any) -> Any:
         magnitude = _U(np.float32(values[i]).view(np.uint32) & _MAGNITUDE)
         largest = magnitude if magnitude > largest else largest
     return largest < _UNFIT
+
+
+@helper()
+def difference(room: Any, values: Any, held: Any) -> Any:
+    """Write ``values - held`` into a third array, none overlapping another; return if it is fit."""
+    disjoint()
+    largest = _U(0)
+    for i in range(room.size):
+        value = np.float32(values[i] - held[i])
+        room[i] = value
+        magnitude = _U(value.view(np.uint32) & _MAGNITUDE)
+        largest = magnitude if magnitude > largest else largest
+    return largest < _UNFIT
+
+
+@helper()
+def differ(held: Any, values: Any) -> Any:
+    """Return whether two float32 arrays differ."""
+    disjoint()
+    count = _U(0)
+    for i in range(held.size):
+        count = _U(count + (_U(1) if held[i] != values[i] else _U(0)))
+    return count > _U(0)
 
 
 class ChunkEncoder(Encoder):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from aiops.codecs.base import Floats
-from aiops.codecs.block_codec import BlockCodec, are_fit
+from aiops.codecs.block_codec import BlockCodec, EntryLoops, are_fit, differ, difference
 from aiops.codecs.int8 import copy_into
 from aiops.kernels import reaches, scan
 from aiops.kernels.lazy_numba import (
@@ -73,7 +73,7 @@ class HalfCodec(BlockCodec):
         return loops(cls.name)
 
     @classmethod
-    def entry_loops(cls) -> tuple[Callable[..., bool], Callable[..., bool]]:
+    def entry_loops(cls) -> EntryLoops:
         """Return the loops for compiled code."""
         return _ENTRY_LOOPS[cls.name]
 
@@ -103,6 +103,8 @@ class BF16(HalfCodec):
 _F, _U, _H = np.float32, np.uint32, np.uint16
 _UNFIT_FP16, _UNFIT_BF16 = _H(_FIRST_UNFIT["fp16"]), _H(_FIRST_UNFIT["bf16"])
 _S16, _ONE, _ROUND = _U(16), _U(1), _U(0x7FFF)
+_NEAR = 1024
+"""Elements that stay in the nearest cache from one loop over them to the next."""
 
 
 @functools.cache
@@ -240,7 +242,53 @@ def _decode_bf16_at(size: Any, halves: Any, nothing: Any, out: Any) -> bool:
     return True
 
 
+def _check_fp16_at(size: Any, halves: Any, nothing: Any) -> bool:
+    return bool(_are_fit(read_only(halves, size), _UNFIT_FP16))
+
+
+def _add_fp16_at(size: Any, halves: Any, nothing: Any, out: Any) -> None:
+    _decode_fp16(read_only(halves, size), writable(out, size), True)
+
+
+def _follow_fp16_at(size: Any, values: Any, held: Any, room: Any, halves: Any, nothing: Any) -> int:
+    given, into, made = read_only(values, size), writable(held, size), writable(halves, size)
+    behind = False
+    for start in range(0, size, _NEAR):
+        stop = min(start + _NEAR, size)
+        block, half, own = writable(room, stop - start), made[start:stop], into[start:stop]
+        if not difference(block, given[start:stop], own):
+            return 0
+        _encode_fp16(block, writable(room, 0), half)
+        _decode_fp16(half, own, True)
+        if differ(own, given[start:stop]):
+            behind = True
+    return 1 if behind else 2
+
+
+def _check_bf16_at(size: Any, halves: Any, nothing: Any) -> bool:
+    return bool(_are_fit(read_only(halves, size), _UNFIT_BF16))
+
+
+def _add_bf16_at(size: Any, halves: Any, nothing: Any, out: Any) -> None:
+    _decode_bf16(read_only(halves, size), writable(out, size), True)
+
+
+def _follow_bf16_at(size: Any, values: Any, held: Any, room: Any, halves: Any, nothing: Any) -> int:
+    given, into, made = read_only(values, size), writable(held, size), writable(halves, size)
+    behind = False
+    for start in range(0, size, _NEAR):
+        stop = min(start + _NEAR, size)
+        block, half, own = writable(room, stop - start), made[start:stop], into[start:stop]
+        if not difference(block, given[start:stop], own):
+            return 0
+        _encode_bf16(block, writable(room, 0), half)
+        _decode_bf16(half, own, True)
+        if differ(own, given[start:stop]):
+            behind = True
+    return 1 if behind else 2
+
+
 _ENTRY_LOOPS = {
-    "fp16": (_encode_fp16_at, _decode_fp16_at),
-    "bf16": (_encode_bf16_at, _decode_bf16_at),
+    "fp16": (_encode_fp16_at, _decode_fp16_at, _check_fp16_at, _add_fp16_at, _follow_fp16_at),
+    "bf16": (_encode_bf16_at, _decode_bf16_at, _check_bf16_at, _add_bf16_at, _follow_bf16_at),
 }

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from aiops.codecs.base import Floats
-from aiops.codecs.block_codec import BlockCodec, are_fit
+from aiops.codecs.block_codec import BlockCodec, EntryLoops, are_fit, difference
 from aiops.kernels.lazy_numba import disjoint, helper, read_only, writable
 from aiops.kernels.payloads import INT8_BLOCK as BLOCK
 from aiops.kernels.payloads import block_rows, blocks
@@ -89,9 +89,9 @@ class Int8(BlockCodec):
         return loops()
 
     @classmethod
-    def entry_loops(cls) -> tuple[Callable[..., bool], Callable[..., bool]]:
+    def entry_loops(cls) -> EntryLoops:
         """Return the loops for compiled code."""
-        return _encode_at, _decode_at
+        return _encode_at, _decode_at, _check_at, _add_at, _follow_at
 
 
 # ---------------------------------------------------------------- Numba
@@ -216,6 +216,18 @@ def _decode(scales: Any, codes: Any, out: Any, add: Any) -> None:
                 into[i] = _F(code[i]) * scale
 
 
+@helper()
+def _add_block(codes: Any, scale: Any, into: Any, values: Any) -> Any:
+    """Add a decoded block; return whether the sums differ from ``values``."""
+    disjoint()
+    count = _U(0)
+    for i in range(into.size):
+        value = _F(into[i] + _F(codes[i]) * scale)
+        into[i] = value
+        count = _U(count + (_U(1) if value != values[i] else _U(0)))
+    return count > _U(0)
+
+
 def _encode_at(size: Any, values: Any, rest: Any, before: Any, scales: Any, codes: Any) -> bool:
     given, left = read_only(values, size), writable(rest, size)
     if not are_fit(given):
@@ -231,3 +243,28 @@ def _decode_at(size: Any, scales: Any, codes: Any, out: Any) -> bool:
         return False
     _decode(given, read_only(codes, size), writable(out, size), False)
     return True
+
+
+def _check_at(size: Any, scales: Any, codes: Any) -> bool:
+    return bool(are_scales(read_only(scales, -(-size // BLOCK)), LARGEST))
+
+
+def _add_at(size: Any, scales: Any, codes: Any, out: Any) -> None:
+    given = read_only(scales, -(-size // BLOCK))
+    _decode(given, read_only(codes, size), writable(out, size), True)
+
+
+def _follow_at(size: Any, values: Any, held: Any, room: Any, scales: Any, codes: Any) -> int:
+    given, into = read_only(values, size), writable(held, size)
+    first, second = writable(scales, -(-size // BLOCK)), writable(codes, size)
+    behind = False
+    for number in range(first.size):  # a block is in the nearest cache from one loop to the next
+        start = number * BLOCK
+        stop = min(start + BLOCK, size)
+        block, code, own = writable(room, stop - start), second[start:stop], into[start:stop]
+        if not difference(block, given[start:stop], own):
+            return 0
+        first[number] = scale = _quantise(block, code)
+        if _add_block(code, scale, own, given[start:stop]):
+            behind = True
+    return 1 if behind else 2

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from aiops.codecs.base import Floats
-from aiops.codecs.block_codec import BlockCodec, are_fit
+from aiops.codecs.block_codec import BlockCodec, EntryLoops, are_fit, differ, difference
 from aiops.codecs.int8 import (
     SMALLEST,
     add_into,
@@ -81,9 +81,9 @@ class OneBit(BlockCodec):
         return loops()
 
     @classmethod
-    def entry_loops(cls) -> tuple[Callable[..., bool], Callable[..., bool]]:
+    def entry_loops(cls) -> EntryLoops:
         """Return the loops for compiled code."""
-        return _encode_at, _decode_at
+        return _encode_at, _decode_at, _check_at, _add_at, _follow_at
 
 
 def _means(block: Any) -> Floats:
@@ -255,3 +255,22 @@ def _decode_at(size: Any, scales: Any, words: Any, out: Any) -> bool:
         return False
     _decode(given, read_only(words, _words(size)), writable(out, size), False)
     return True
+
+
+def _check_at(size: Any, scales: Any, words: Any) -> bool:
+    return bool(are_scales(read_only(scales, -(-size // BLOCK)), LARGEST))
+
+
+def _add_at(size: Any, scales: Any, words: Any, out: Any) -> None:
+    given = read_only(scales, -(-size // BLOCK))
+    _decode(given, read_only(words, _words(size)), writable(out, size), True)
+
+
+def _follow_at(size: Any, values: Any, held: Any, room: Any, scales: Any, words: Any) -> int:
+    given, into, block = read_only(values, size), writable(held, size), writable(room, size)
+    if not difference(block, given, into):
+        return 0
+    first, second = writable(scales, -(-size // BLOCK)), writable(words, _words(size))
+    _encode(block, writable(room, 0), first, second)
+    _decode(first, second, into, True)
+    return 1 if differ(into, given) else 2

@@ -241,6 +241,15 @@ class TestEntries:
         return encode, decode
 
     @staticmethod
+    def increments(spec: str) -> tuple[Any, Any, Any]:
+        entries = cast(type[BlockCodec], kind_of(spec)).enter()
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        check = ctypes.CFUNCTYPE(ctypes.c_bool, size, *[pointer] * 2)(entries.check)
+        add = ctypes.CFUNCTYPE(None, size, *[pointer] * 3)(entries.add)
+        follow = ctypes.CFUNCTYPE(size, size, *[pointer] * 5)(entries.follow)
+        return check, add, follow
+
+    @staticmethod
     def payload(spec: str, size: int) -> tuple[np.ndarray, list[int]]:
         """Return a payload at an odd address, and where its sections begin."""
         kind = cast(type[BlockCodec], kind_of(spec))
@@ -287,6 +296,7 @@ class TestEntries:
     def test_what_check_refuses_is_not_decoded(self, spec: str) -> None:
         """Of payloads in which two bytes are random."""
         _encode, decode = self.functions(spec)
+        check, _add, _follow = self.increments(spec)
         draw, kind, refused = np.random.default_rng(5), kind_of(spec), 0
         out = np.empty(2000, np.float32)
         for _ in range(600):
@@ -296,5 +306,37 @@ class TestEntries:
             payload[at : at + 2] = draw.integers(0, 256, 2)
             good = kind.check(payload, (2000,)) is None
             assert decode(2000, *places, out.ctypes.data) == good
+            assert check(2000, *places) == good
             refused += not good
         assert 0 < refused < 600
+
+    @each_row("spec", SPECS)
+    @each_shape
+    def test_a_copy_follows_by_increments(self, spec: str, shape: tuple[int, ...]) -> None:
+        """As by encoding the difference, and adding what that decodes to."""
+        size, room = size_of(shape), np.empty(size_of(shape), np.float32)
+        _check, add, follow = self.increments(spec)
+        for what, values in kinds_of_values(size).items():
+            encoder = find(spec).encoder(shape, feedback=False)
+            held, wanted, read = np.zeros((3, size), np.float32)
+            for step in range(4):
+                target = values * np.float32(0.5**step) if step < 3 else held.copy()
+                payload, places = self.payload(spec, size)
+                given = target.ctypes.data, held.ctypes.data, room.ctypes.data
+                done = follow(size, *given, *places)
+                assert payload.tobytes() == bytes(encoder.encode(target - wanted)), what
+                wanted += decoded(spec, payload, shape, "numpy")
+                add(size, *places, read.ctypes.data)
+                assert held.tobytes() == wanted.tobytes() == read.tobytes(), what
+                assert done == 1 + np.array_equal(held, target), what
+
+    @each_row("spec", SPECS)
+    def test_a_copy_does_not_follow_by_an_unfit_increment(self, spec: str) -> None:
+        _check, _add, follow = self.increments(spec)
+        room = np.empty(2000, np.float32)
+        for value in (np.nan, np.inf, 2e18):
+            values, held = normal((2, 2000)).reshape(2, 2000)
+            values[1999] = value
+            _payload, places = self.payload(spec, 2000)
+            given = values.ctypes.data, held.ctypes.data, room.ctypes.data
+            assert follow(2000, *given, *places) == 0
