@@ -59,8 +59,8 @@ sanitize: $(VENV)/.dev
 	@CC=gcc $(BIN)/python hatch_build.py build/sanitized $(SANITIZERS)
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc AIOPS_SEEDS=$(or $(AIOPS_SEEDS),10) \
-		$(BIN)/python -m pytest -n 0 -p tests.sanitized tests/client/sync/test_compiled_exchange.py tests/client/asyncio tests/compiled \
-		tests/engine/test_steady.py tests/engine/test_compiled_answers.py tests/engine/test_compiled_journal.py tests/engine/test_server_calls.py tests/net/test_socket_poller.py \
+		$(BIN)/python -m pytest -n 0 -p tests.sanitized tests/client/sync/test_compiled_exchange.py tests/client/sync/test_compiled_increments.py tests/client/asyncio tests/compiled \
+		tests/engine/test_steady.py tests/engine/test_coded_answers.py tests/engine/test_compiled_answers.py tests/engine/test_compiled_journal.py tests/engine/test_server_calls.py tests/net/test_socket_poller.py \
 		tests/net/test_mailboxes.py tests/client/sync/test_mailbox.py $(ARGS)
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \

@@ -61,9 +61,11 @@ class MemoryServer:
         policy: str = "asgd",
         settings: Mapping[str, Any] | None = None,
         push_codec: Sequence[str] = (),
+        fetch_codec: Sequence[str] = (),
     ) -> None:
         algorithm = find(policy).make({"lr": 0.5, **(settings or {})})
-        self.engine = Engine(algorithm, Options(push_codec=tuple(push_codec)))
+        codecs = {"push_codec": tuple(push_codec), "fetch_codec": tuple(fetch_codec)}
+        self.engine = Engine(algorithm, Options(**codecs))
         self.sockets: list[MemorySocket] = []
         self.faults = Faults()  # of the sockets that are made from here on
         self.answer: Callable[[Message], Message] = lambda message: message
@@ -127,6 +129,7 @@ class MemorySocket:
         self.wire = Driven("server", server.engine.admission.sink_for)
         self.up = b""  # all that has been sent
         self.said = b""  # all that the server has said
+        self.change: Callable[[bytes], bytes] = lambda data: data  # of what it says
         self._down = b""  # what is still to be received
         self.lost = False
         self.notify: Callable[[], None] = lambda: None  # called when there is something to receive
@@ -137,7 +140,8 @@ class MemorySocket:
         """Say something."""
         if self.lost or self.wire.state == "closed":
             return
-        data = b"".join(self.wire.send(message, [[memoryview(payload)] for payload in payloads]))
+        buffers = self.wire.send(message, [[memoryview(payload)] for payload in payloads])
+        data = self.change(b"".join(buffers))
         self.said += data
         self._down += data
         self.notify()

@@ -81,6 +81,7 @@ class Ledger:
         *(
             "_alike",
             "_batches",
+            "_brought",
             "_exchanges",
             "_fetched",
             "_fetches",
@@ -100,6 +101,7 @@ class Ledger:
         self._pushed, self._fetched = Flow(), Flow()
         self._exchanges = 0  # that the two do not contain yet, of pushes in these parts:
         self._alike: Parts = ()
+        self._brought: dict[Parts, int] = {}  # and of them, those whose answers had these parts
         self.reapplied, self.skipped = Tally(), Tally()
         self.not_modified, self.not_wanted = Tally(), Tally()
         self.rows_pushed: Counter[int] = Counter()  # bytes by table
@@ -168,8 +170,15 @@ class Ledger:
         if taken:
             self._answer(message.parts, request.wants)
 
-    def exchanged(self, seq: int, fetched: bool, parts: Parts, count: int = 1) -> None:
-        """Note pushes of a whole model, and answers that brought one, raw, as the two above do.
+    def exchanged(
+        self,
+        seq: int,
+        fetched: bool,
+        parts: Parts,
+        count: int = 1,
+        answer: Parts | None = None,
+    ) -> None:
+        """Note pushes of a whole model, and answers that brought one, as the two above do.
 
         Parameters
         ----------
@@ -181,6 +190,8 @@ class Ledger:
             Those of each push, always the same object.
         count
             The number of pushes. Default: 1.
+        answer
+            The parts of each answer; None, the default: it was raw.
         """
         if parts is not self._alike:
             self.count_exchanges()
@@ -189,6 +200,20 @@ class Ledger:
         self._exchanges += count
         if not fetched:
             self._batches += count
+        if answer is not None:
+            self.brought(answer, count)
+
+    def brought(self, parts: Parts, count: int = 1) -> None:
+        """Note that the answers to the pushes that `exchanged` noted last were of other parts.
+
+        Parameters
+        ----------
+        parts
+            Of whatever version; with equal ones it takes no time to count them.
+        count
+            The number of answers. Default: 1.
+        """
+        self._brought[parts] = self._brought.get(parts, 0) + count
 
     def exchanged_rows(self, table: int, pushed: int, fetched: int) -> None:
         """Note a message about rows and its answer, with the bytes of their payloads."""
@@ -213,8 +238,12 @@ class Ledger:
         count, self._exchanges = self._exchanges, 0
         if not count:
             return
-        self._fetched.messages += count
-        self._fetched.sent.whole += count
+        brought, self._brought = self._brought, {}
+        whole = count - sum(brought.values())
+        self._fetched.messages += whole
+        self._fetched.sent.whole += whole
+        for parts, times in brought.items():
+            self._answer(parts, (), times)
         self._note(self._pushed, self._alike, count)
 
     def disconnected(self) -> None:
@@ -292,17 +321,17 @@ class Ledger:
                     flow.plain.room(layout, size)[index] += size
             before = part
 
-    def _answer(self, parts: Parts, wants: Wants) -> None:
-        """Note what a fetch brought, and what it did not."""
+    def _answer(self, parts: Parts, wants: Wants, times: int = 1) -> None:
+        """Note what fetches brought, and what they did not."""
         layout = self.layout
         if parts:
-            self._note(self._fetched, parts)
+            self._note(self._fetched, parts, times)
         else:
-            self.times["not_modified"] += 1
+            self.times["not_modified"] += times
         if layout is None or (not wants and _is_whole(layout, parts)):
             return
         if not wants and not parts:
-            self.not_modified.whole += 1
+            self.not_modified.whole += times
             return
         lacking = np.full(len(layout.tensors), not wants)
         for first, last, _have in wants:
@@ -314,7 +343,8 @@ class Ledger:
             lacking[first : layout.first_from(part.stop)] = False
         if lacking.any():
             left = np.flatnonzero(lacking)
-            self.not_modified.room(layout, layout.nbytes)[left] += layout.nbytes_each[left]
+            nbytes = times * layout.nbytes
+            self.not_modified.room(layout, nbytes)[left] += times * layout.nbytes_each[left]
 
     def _add_raw(self, tally: Tally, parts: Parts, times: int) -> None:
         """Count the raw bytes of tensors, multiplied by ``times``."""

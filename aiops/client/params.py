@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.model.arena import Arena
-from aiops.model.layout import Array, Ints, Layout
+from aiops.model.layout import Array, Ints, Layout, level_of
 from aiops.model.parts import Wants
 from aiops.wire.shared_payloads import LentPayload
 
@@ -95,7 +95,8 @@ class Params(Mapping[str, Array]):
         int64, one per tensor: how many updates each tensor has seen.
     level, age
         The one value of ``held``, and that of ``versions``, from a fetch of the whole model until
-        the array is read; None after that. (Reading makes the array, which may be written to.)
+        the array is read; None after that. (Reading makes the array, which may be written to.) A
+        fetch that leaves all tensors at one version finds it again.
     """
 
     connection: tuple[str, int]
@@ -171,6 +172,14 @@ class Params(Mapping[str, Array]):
         for first, last, _have in wants:
             held[first:last] = version
         held[list(late)] = kept
+
+    def find_age(self) -> None:
+        """Have `age` be the version of all tensors with elements, if that is one.
+
+        The others then have that version as well. An array that was read is another one from here.
+        """
+        if self.age is None:
+            self.age = level_of(self._versions[self.layout.sizes > 0])
 
     def lend(self, lent: LentPayload) -> bool:
         """Be offered a whole version as it lies, instead of a copy; return whether it is taken.

@@ -292,6 +292,7 @@ class ParameterSink(Sink):
             params.versions[first : len(layout.tensors) if part.stop == layout.nbytes else last] = (
                 part.version
             )
+        params.find_age()  # nearly always of one version
         return tuple(late)
 
 

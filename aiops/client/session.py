@@ -81,15 +81,16 @@ that waits (`back`). A push is sent inline if the model is at most 64 KiB or lie
 
 **The steady exchange.** From the push and the answer of one general exchange `_learn_steady` makes
 the templates of a `SteadyExchange`, if both carried the whole model (the push raw, or in codecs
-whose payloads have constant lengths), and nothing else is special (increments, gates, shards, lent
-payloads, more than 1 MiB). When the session is
-`idle`, the driver may run the next exchange by it: it takes its id and sequence number from
-`pending`, and sends and counts the bytes that the general path would send. Anything unexpected
-(another message, a wait that is long, another request, an error) has the driver call `hand_over`:
-it becomes a pending `PushRequest` of the same id and sequence number, the bytes that are not sent
-yet are sent, and those that have come are parsed by `process`. After `lost` it is resent as any
-other push. Compiled code makes one in a single call (`aiops.client.sync.short_way`), or in two with
-a turn of the event loop between (`aiops.client.asyncio.short_way`).
+whose payloads have constant lengths), and nothing else is special (gates, shards, lent payloads,
+more than 1 MiB). If answers are increments it has a form for each number of them
+(`aiops.client.steady_increments`). When the session is `idle`, the driver may run the next exchange
+by it: it takes its id and sequence number from `pending`, and sends and counts the bytes that the
+general path would send. Anything unexpected (another message, a wait that is long, another request,
+an error) has the driver call `hand_over`: it becomes a pending `PushRequest` of the same id and
+sequence number, the bytes that are not sent yet are sent, and those that have come are parsed by
+`process`. After `lost` it is resent as any other push. Compiled code makes one in a single call
+(`aiops.client.sync.short_way`), or in two with a turn of the event loop between
+(`aiops.client.asyncio.short_way`).
 
 **Rows at once.** A blocking driver may carry a request about rows in a short way of its own, too,
 on one server or several (`aiops.client.steady_rows`): if nothing else is under way it takes the
@@ -129,7 +130,8 @@ from aiops.client.request_kinds import PushRequest, Request, RowsRequest
 from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
 from aiops.client.shards import Payloads, Shards
-from aiops.client.steady import SteadyExchange, coded_gradient, steady_push
+from aiops.client.steady import SteadyExchange, steady_push
+from aiops.client.steady_increments import learnt
 from aiops.common import urls
 from aiops.common.urls import ServerAddress
 from aiops.errors import (
@@ -710,15 +712,16 @@ class Session:
         if push is None or layout is None or not header or decode(header) != message:
             return  # the header is a later message's
         lends = self.wire.shared is not None and layout.nbytes > self._outbox.lends_above
-        if lends and not self.mailboxes:
+        if lends and (self.info.increments or not self.mailboxes):
             return
         if self.steady is not None and self.steady.still(push, header):
             return
+        assert isinstance(message, Ack)
+        session = self.info, self.pending, self._ledger
         try:
-            coded = coded_gradient(push, self.info)
-            self.steady = SteadyExchange(
-                layout, push, header, self.info.connection, self.pending, self._ledger, coded
-            )
-            self.steady.lends = lends
+            found = learnt(push, message, header, *session, self.steady)
         except ValueError:  # the server writes these numbers in varying widths
             self.steady, self._learning = None, False
+            return
+        if found is not None:
+            self.steady, found.lends = found, lends

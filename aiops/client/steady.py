@@ -19,6 +19,8 @@ are sent, and the bytes that have come are parsed. Nothing is lost, and nothing 
 A gradient that travels coded is encoded when its exchange begins, into a region that lies behind
 the header as a raw one would (`aiops.client.coded_gradient`).
 
+A client that fetches coded is answered by increments (`aiops.client.steady_increments`).
+
 An answer of at most `ROOM` bytes is received beside the parameters, and copied when it is all
 there; a larger one has its header compared first, and is then received where it belongs.
 """
@@ -31,6 +33,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.coded_answer import CodedAnswer
 from aiops.client.coded_gradient import CodedGradient
 from aiops.client.coding import Encoded
 from aiops.client.encode_push import parts_of
@@ -47,7 +50,7 @@ from aiops.wire.connection import Buffer
 from aiops.wire.encoding import encode
 from aiops.wire.messages import Ack, Message, Push
 from aiops.wire.sinks import Sink
-from aiops.wire.template import Path, Template, framed, slots
+from aiops.wire.template import Path, Template, framed, template_of
 
 ROOM: Final = 64 * 1024
 """The largest answer, in bytes, that is received beside the parameters."""
@@ -80,6 +83,9 @@ class Forms(NamedTuple):
         The model: its bytes, and each tensor's name, dtype and shape.
     coded
         What gradients are encoded into; None: they travel raw.
+    answers
+        The answers that there may be, if they are coded; ``ack`` is the first one's header then.
+        Else there are none.
     """
 
     push: Template
@@ -88,6 +94,21 @@ class Forms(NamedTuple):
     nbytes: int
     tensors: tuple[tuple[str, Any, tuple[int, ...]], ...]
     coded: CodedGradient | None
+    answers: tuple[CodedAnswer, ...] = ()
+
+    @property
+    def is_ready(self) -> bool:
+        """True if no loop of a codec has to be compiled before compiled code can be used."""
+        wholes = [answer.whole for answer in self.answers]
+        ready = self.coded is None or self.coded.whole.is_ready("auto")
+        return ready and all(whole.is_ready("auto") for whole in wholes)
+
+    def warm(self) -> None:
+        """Compile those loops, on any thread."""
+        if self.coded is not None:
+            self.coded.compiled()
+        for answer in self.answers:
+            answer.compiled()
 
 
 class CompiledExchange(Protocol):
@@ -221,17 +242,22 @@ def steady_push(
         push is None
         or layout is None
         or not (type(answer) is Ack and answer.used and not answer.gate)
-        or not (isinstance(sink, ParameterSink) and sink.plain)
+        or not (info.increments or _brings_all(answer, sink, layout))
         or (push.count != 1 or push.lr_factors or push.wants)
-        or (push.have < 0 or info.increments or info.placement is not None)
-        or (len(answer.parts) != 1 or len(push.parts) < 1)
-        or answer.parts[0][:4] != (0, layout.nbytes, RAW, layout.nbytes)
+        or (push.have < 0 or info.placement is not None or len(push.parts) < 1)
         or (info.coding is None and push.parts[0][:4] != (0, layout.nbytes, RAW, layout.nbytes))
         or info.plan.get("routine", "direct") != "direct"
         or layout.nbytes > LARGEST
     ):
         return None
     return push
+
+
+def _brings_all(answer: Ack, sink: Sink | None, layout: Layout) -> bool:
+    """Return whether an answer is the whole model, raw, in the client's own memory."""
+    return (
+        isinstance(sink, ParameterSink) and sink.plain and len(answer.parts) == 1
+    ) and answer.parts[0][:4] == (0, layout.nbytes, RAW, layout.nbytes)
 
 
 def coded_gradient(push: Push, info: ServerInfo) -> CodedGradient | None:
@@ -253,20 +279,6 @@ def coded_gradient(push: Push, info: ServerInfo) -> CodedGradient | None:
 
 def _is_raw(push: Push, layout: Layout) -> bool:
     return push.parts[0][:4] == (0, layout.nbytes, RAW, layout.nbytes)
-
-
-def _template(
-    header: bytes, nbytes: int, numbers: Sequence[Path], others: Sequence[Path] = ()
-) -> tuple[Template, Sequence[Path]]:
-    """Return the template of messages like one, and which of the ``others`` vary in it."""
-    found = slots(header, shortest=True)
-    varying = [path for path in others if path in found and found[path].end > found[path].begin]
-    try:
-        return Template(
-            framed(header, nbytes), [found[path] for path in (*numbers, *varying)]
-        ), varying
-    except KeyError as error:
-        raise ValueError(f"no number that may vary at {error}") from None
 
 
 class SteadyExchange:
@@ -315,9 +327,12 @@ class SteadyExchange:
         When one of them has no fields of constant width.
     """
 
-    unsettled: int
+    answer_size: int
+    direct: bool
     failed: bool
     lends: bool
+    room: memoryview
+    unsettled: int
 
     __slots__ = (
         *("_ack", "_age", "_coded", "_connection", "_constants", "_gradients", "_has_vbar"),
@@ -341,26 +356,14 @@ class SteadyExchange:
         self._pending, self._ledger, self._traffic = pending, ledger, ledger.traffic
         self._layout, nbytes = layout, layout.nbytes
         self._coded, more = coded, [("parts", at, 4) for at in range(1, len(push.parts))]
-        self._push, _others = _template(encode(push), push.parts[0].nbytes, (*_PUSH, *more))
-        self._ack, found = _template(ack, nbytes, _ACK, _STATISTICS)
-        self._has_vbar, self._has_vbars = (path in found for path in _STATISTICS)
-        if self._has_vbars and not self._has_vbar:
-            raise ValueError("statistics by tensor, and none of the model")
-        if not all(most for _least, most in self._ack.bounds[:5]):
-            raise ValueError("integers of a form that this client does not write")
+        self._push, _others = template_of(encode(push), push.parts[0].nbytes, (*_PUSH, *more))
         if any(bounds != (0, LARGEST_INTEGER) for bounds in self._push.bounds):
             raise ValueError("a push without room for all later numbers")
         # What every exchange needs, with fewer steps than by way of the templates:
         self._pack, self._constants = self._push.pack, self._push.constants
-        self._unpack, self._read, self._pick = self._ack.unpack, self._ack.constants, self._ack.pick
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
         self._ages = len(push.parts)  # times that the version stands in a push, last of its numbers
         self._connection = connection
-        self.answer_size: int = self._ack.size + nbytes
-        self.direct: bool = self.answer_size > ROOM  # received where it belongs
-        self._whole = memoryview(bytearray(self._ack.size if self.direct else self.answer_size))
-        self.room: memoryview = self._whole
-        self._payload = self._whole[self._ack.size :]
         self._nbytes, self._parts = nbytes, push.parts
         self.push_size: int = self._push.size + (nbytes if coded is None else coded.whole.nbytes)
         self.failed = self.lends = False
@@ -370,12 +373,32 @@ class SteadyExchange:
         self._have = self._age = 0
         self._id = self._seq = 0  # the numbers of the exchange under way, or of the last one
         self.unsettled = 0
+        self._expect(ack)
+
+    def _expect(self, ack: bytes) -> None:
+        """Learn what is answered from the header of an answer."""
+        self._ack, found = template_of(ack, self._nbytes, _ACK, _STATISTICS)
+        self._has_vbar, self._has_vbars = (path in found for path in _STATISTICS)
+        if self._has_vbars and not self._has_vbar:
+            raise ValueError("statistics by tensor, and none of the model")
+        if not all(most for _least, most in self._ack.bounds[:5]):
+            raise ValueError("integers of a form that this client does not write")
+        self._unpack, self._read, self._pick = self._ack.unpack, self._ack.constants, self._ack.pick
+        self.answer_size = self._ack.size + self._nbytes
+        self.direct = self.answer_size > ROOM  # received where it belongs
+        self._whole = memoryview(bytearray(self._ack.size if self.direct else self.answer_size))
+        self.room = self._whole
+        self._payload = self._whole[self._ack.size :]
 
     def still(self, push: Push, ack: bytes) -> bool:
         """Return whether an exchange on the general path matches; if so, the templates stay."""
         alike = [part[:4] for part in push.parts] == [part[:4] for part in self._parts]
-        self.failed = not alike or self._ack.values(framed(ack, self._nbytes)) is None
+        self.failed = not alike or not self._knows(ack)
         return not self.failed
+
+    def _knows(self, ack: bytes) -> bool:
+        """Return whether the header of an answer has the form that is expected."""
+        return self._ack.values(framed(ack, self._nbytes)) is not None
 
     def begin(self, params: Params, gradients: Mapping[str, Array]) -> list[Buffer] | None:
         """Begin to push gradients computed at ``params``, which are then to be brought up to date.
@@ -636,9 +659,7 @@ class SteadyExchange:
         last = self._seq - (self._params is not None)  # without the one under way
         whole = None if self._coded is None else self._coded.whole
         between, region = (0, self._nbytes) if whole is None else (whole.between, whole.nbytes)
-        push = "push", self._push.size + between, region - between
-        self._traffic.exchanged(push, ("ack", self._ack.size, self._nbytes), count)
-        self._ledger.exchanged(last, True, self._parts, count)
+        self._account(("push", self._push.size + between, region - between), last, count)
         self._pending.answered += count
         self._pending.next_id += count
         seq, acknowledged = self._pending.seq, self._pending.acknowledged
@@ -647,6 +668,14 @@ class SteadyExchange:
         else:
             acknowledged.add(seq + 1, seq + count)
         self._pending.seq = seq + count
+
+    def _account(self, push: tuple[str, int, int], last: int, count: int) -> None:
+        """Enter exchanges in the accounts of bytes.
+
+        ``push``: as of `Traffic.exchanged`. ``last``: the sequence number of the last.
+        """
+        self._traffic.exchanged(push, ("ack", self._ack.size, self._nbytes), count)
+        self._ledger.exchanged(last, True, self._parts, count)
 
     def as_request(self) -> tuple[PushRequest, int]:
         """Return the push under way as a request, with its id; `end` is due when it is pending."""

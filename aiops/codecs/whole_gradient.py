@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -24,15 +25,15 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Layout
 from aiops.model.parts import Parts
 
-_PREFIX = struct.Struct(">BI")
-_BINARY = 0xC6  # MessagePack's bin 32
+PREFIX = struct.Struct(">BI")
+BINARY = 0xC6  # MessagePack's bin 32
 
 MOST = 256
 """The most parts of such a gradient."""
 
 
 class GradientPiece(NamedTuple):
-    """A payload of the region.
+    """A payload of the region, or of that of an answer (`aiops.codecs.whole_answer`).
 
     Attributes
     ----------
@@ -63,8 +64,63 @@ class GradientPiece(NamedTuple):
     def second(self) -> int:
         """Bytes of the first section of a coded payload, behind which the second begins."""
         assert self.codec is not None
-        dtype, per = FORMATS[self.codec.name].sections[0]
-        return dtype.itemsize * -(-self.size // per)
+        return self.codec.second(self.size)
+
+
+def laid_out(layout: Layout, parts: Parts) -> tuple[tuple[GradientPiece, ...], int] | None:
+    """Return how the payloads of parts lie in one region, and its bytes; None: not in a known way.
+
+    That is known if the parts are of equal version and cover all of the model in order, each one a
+    raw range or a tensor in a `BlockCodec`. A coded tensor may come several times, one after the
+    other. The region is not longer than the model.
+    """
+    pieces: list[GradientPiece] = []
+    at, region = 0, 0
+    if len(parts) > MOST or layout.within is not None:
+        return None
+    for part in parts:
+        start, stop, name, nbytes, version = part
+        again = bool(pieces) and pieces[-1].codec is not None and name != RAW
+        again = again and (start, stop) == (pieces[-1].start, pieces[-1].stop)
+        if not (start < stop <= layout.nbytes and version == parts[0].version):
+            return None
+        if not (start == at or again):
+            return None
+        codec, first = None, layout.tensor_at(start)
+        last = layout.first_from(stop) if stop < layout.nbytes else len(layout.tensors)
+        if name != RAW:
+            known, tensor = codec_named(name), layout.tensors[first]
+            if known is None or not issubclass(known, BlockCodec) or name not in FORMATS:
+                return None
+            if (tensor.offset, tensor.offset + tensor.nbytes) != (start, stop):
+                return None
+            if tensor.dtype != np.float32:
+                return None
+            codec, last = known, first + 1
+        if nbytes != (stop - start if codec is None else codec.length((stop - start) // 4)):
+            return None
+        region += PREFIX.size if pieces else 0
+        pieces.append(GradientPiece(region, nbytes, start, stop, first, last, codec))
+        at, region = stop, region + nbytes
+    return (tuple(pieces), region) if at == layout.nbytes and region <= at else None
+
+
+def are_ready(pieces: Sequence[GradientPiece], backend: str) -> bool:
+    """Return whether nothing has to be compiled for the codecs of pieces.
+
+    ``backend``: the requested one.
+    """
+    if numba_pending():
+        return False
+    codecs = {piece.codec for piece in pieces if piece.codec is not None}
+    return all(codec.entered() for codec in codecs) or resolve(backend) == "numpy"
+
+
+def is_introduced(region: Bytes, piece: GradientPiece) -> bool:
+    """Return whether the prefix of a payload lies before it; the first one's is not in a region."""
+    if not piece.begin:
+        return True
+    return PREFIX.unpack_from(region.data, piece.begin - PREFIX.size) == (BINARY, piece.nbytes)
 
 
 class WholeGradient(NamedTuple):
@@ -95,49 +151,28 @@ class WholeGradient(NamedTuple):
         """
         if [section.dtype for section in layout.sections] != [np.float32]:
             return None
-        if not 0 < len(parts) <= MOST or layout.within is not None:
+        if not parts or any(part[0] == before[0] for before, part in pairwise(parts)):
             return None
-        pieces: list[GradientPiece] = []
-        at, region = 0, 0
-        for part in parts:
-            start, stop, name, nbytes, version = part
-            if not (start == at < stop <= layout.nbytes and version == parts[0].version):
-                return None
-            codec, first = None, layout.tensor_at(start)
-            last = layout.first_from(stop) if stop < layout.nbytes else len(layout.tensors)
-            if name != RAW:
-                known, tensor = codec_named(name), layout.tensors[first]
-                if known is None or not issubclass(known, BlockCodec) or name not in FORMATS:
-                    return None
-                if (tensor.offset, tensor.offset + tensor.nbytes) != (start, stop):
-                    return None
-                codec, last = known, first + 1
-            if nbytes != (stop - start if codec is None else codec.length((stop - start) // 4)):
-                return None
-            region += _PREFIX.size if pieces else 0
-            pieces.append(GradientPiece(region, nbytes, start, stop, first, last, codec))
-            at, region = stop, region + nbytes
-        if at != layout.nbytes or region > layout.nbytes:
+        found = laid_out(layout, parts)
+        if found is None:
             return None
+        pieces, region = found
         if all(piece.codec is None for piece in pieces):
             return None
-        return cls(parts, tuple(pieces), region, _PREFIX.size * (len(pieces) - 1))
+        return cls(parts, pieces, region, PREFIX.size * (len(pieces) - 1))
 
     def is_ready(self, backend: str) -> bool:
         """Return whether nothing has to be compiled before gradients are decoded.
 
         ``backend``: the requested one.
         """
-        if numba_pending():
-            return False
-        codecs = {piece.codec for piece in self.pieces if piece.codec is not None}
-        return all(codec.entered() for codec in codecs) or resolve(backend) == "numpy"
+        return are_ready(self.pieces, backend)
 
     def region(self) -> Bytes:
         """Return a region with the prefixes, for payloads to be written into."""
         made: Bytes = np.zeros(self.nbytes, np.uint8)
         for piece in self.pieces[1:]:
-            _PREFIX.pack_into(made.data, piece.begin - _PREFIX.size, _BINARY, piece.nbytes)
+            PREFIX.pack_into(made.data, piece.begin - PREFIX.size, BINARY, piece.nbytes)
         return made
 
     def payload(self, region: Bytes, piece: GradientPiece) -> Bytes:
@@ -150,10 +185,8 @@ class WholeGradient(NamedTuple):
         False: it is none, and what ``into`` holds then is of no meaning. Safe on any bytes.
         """
         for piece in self.pieces:
-            if piece.begin:
-                prefix = _PREFIX.unpack_from(region.data, piece.begin - _PREFIX.size)
-                if prefix != (_BINARY, piece.nbytes):
-                    return False
+            if not is_introduced(region, piece):
+                return False
             payload, shape = self.payload(region, piece), (piece.size,)
             out = into.data[piece.start : piece.stop]
             if piece.codec is None:

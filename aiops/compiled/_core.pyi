@@ -18,14 +18,17 @@ class Exchange:
         The header of a push in its frame, and where its numbers of 8 bytes begin: id, sequence
         number, version held, version of the tensors, and the last again for each further part.
         ``push`` is written to.
-    ack, varies, slots
-        The header of an answer in its frame; 0xff for each of its bytes that varies, else 0; and
-        the values of those: of each the begin, the
-        width in bytes, and ``"u"``, ``"f"`` or ``"s"`` for an unsigned integer, a float or bytes.
-        The first five are the id and four numbers up to `aiops.model.parts.LARGEST`.
+    acks
+        The forms of answers; of raw ones one. Of each, in a tuple: ``ack``, the header in its
+        frame; ``varies``, 0xff for each of its bytes that varies, else 0; ``slots``, the values of
+        those; ``ages``, where the fourth one stands again, in 8 bytes; ``nbytes``, the bytes behind
+        the header; and ``pieces``, the fields of each `aiops.client.coded_answer.AnswerPiece`, or
+        None: the model follows. Of each slot there are the begin, the width in bytes, and ``"u"``,
+        ``"f"``, ``"s"`` or ``"n"`` for an unsigned integer, a float, bytes, or nothing. The first
+        five are the id and four numbers up to `aiops.model.parts.LARGEST`.
     room
-        The buffer for answers. If it is as long as ``ack``, it is for headers alone, and payloads
-        are received in the parameters.
+        The buffer for answers. If it is as long as the header of raw ones, it is for headers alone,
+        and payloads are received in the parameters.
     nbytes, tensors
         Bytes of the model; name, dtype and shape of each tensor in arena order.
     array
@@ -52,9 +55,17 @@ class Exchange:
         fd: int,
         push: bytearray,
         numbers: tuple[int, ...],
-        ack: bytes,
-        varies: bytes,
-        slots: tuple[tuple[int, int, str], ...],
+        acks: tuple[
+            tuple[
+                bytes,
+                bytes,
+                tuple[tuple[int, int, str], ...],
+                tuple[int, ...],
+                int,
+                tuple[tuple[int, ...], ...] | None,
+            ],
+            ...,
+        ],
         room: memoryview,
         nbytes: int,
         tensors: tuple[tuple[str, np.dtype[Any], Sequence[int]], ...],
@@ -187,6 +198,76 @@ class Answers:
 
     def answer(self, nbytes: int, /) -> bytes | None:
         """Do what `aiops.serving.event_dispatcher.EventDispatcher.exchange` does."""
+
+class Increments:
+    """The steps of a delta replica: `aiops.store.delta_replica.WholeSteps`; and forms of answers.
+
+    Parameters
+    ----------
+    pieces
+        Of each the address of its loop, or 0; the bytes of the model that it is, [start, stop); and
+        of its payload the begin in an increment, the bytes, and those before its second section.
+    nbytes, region
+        Bytes of the model, and of an increment.
+    """
+
+    def __new__(
+        cls, pieces: tuple[tuple[int, int, int, int, int, int], ...], nbytes: int, region: int, /
+    ) -> Increments: ...
+    @property
+    def complete(self) -> bool:
+        """As of `aiops.store.delta_replica.WholeSteps`."""
+
+    def step(
+        self,
+        model: npt.NDArray[np.uint8],
+        replica: npt.NDArray[np.uint8],
+        results: npt.NDArray[np.int64],
+        behind: npt.NDArray[np.bool_],
+        /,
+    ) -> bytes:
+        """As of `aiops.store.delta_replica.WholeSteps`."""
+
+    def learn(
+        self,
+        steps: int,
+        header: bytes,
+        numbers: tuple[int, ...],
+        ages: tuple[int, ...],
+        segments: tuple[tuple[int, int, int], ...],
+        vbars_width: int,
+        parts: tuple[Any, ...],
+        /,
+    ) -> None:
+        """Take the form of answers with this many increments.
+
+        Parameters
+        ----------
+        steps
+            The number of increments.
+        header
+            That of such an answer, with the prefix before it.
+        numbers
+            Where its id, its two versions, its staleness and its mean begin, and its statistics, if
+            it has them: of 8 bytes each, but the last.
+        ages
+            Where the version of each part begins.
+        segments
+            Of each payload the number of the increment, or -1 for the replica; its begin there; its
+            bytes.
+        vbars_width
+            Bytes of the last of the numbers.
+        parts
+            Of `aiops.bandwidth.byte_accounting.Ledger.brought`.
+
+        Raises
+        ------
+        ValueError
+            When it is no such form.
+        """
+
+    def knows(self, steps: int, /) -> bool:
+        """Return whether it has the form of such answers."""
 
 class Poller:
     """Reads connections in turn; `fd` is to be watched by the event loop, which calls `ready`.

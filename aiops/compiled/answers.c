@@ -11,8 +11,6 @@
  */
 
 #include "answers.h"
-#include <sys/socket.h>
-#include <sys/uio.h>
 
 /* Compare received bytes with the form of a push, as `Connection.match` does. Return 1 if they
  * complete one, 0 if they begin it, -1 if neither: the specification is to look at them. */
@@ -77,7 +75,7 @@ static int has_numbers(const Answers *self, const unsigned char *head, Pushed *p
            have <= LARGEST && have != push->version;
 }
 
-/* Return whether nothing is outstanding, queued, held or due. */
+/* Return whether nothing is outstanding, queued, held or due, and no answer waits. */
 static int is_idle(const Answers *self)
 {
     PyObject *updates = self->part[PART_updates], *warnings = self->part[PART_warnings];
@@ -90,11 +88,10 @@ static int is_idle(const Answers *self)
     for (size_t index = 0; index < sizeof values / sizeof *values; index++)
         if (is_true(values[index]) != 0)
             return 0;
-    return 1;
+    return !is_coded(self) || is_true(get(self->part[PART_delta], DeltaReplies_waiting)) == 0;
 }
 
-/* Return whether the connection's accounts have rows for these messages, as they have after one. */
-static int has_accounts(const Answers *self, PyObject *row[2])
+int has_accounts(const Answers *self, PyObject *row[2])
 {
     PyObject *traffic = get(self->part[PART_wire], Connection_traffic);
     if (!is_of(traffic, Traffic_class))
@@ -212,79 +209,6 @@ static int is_covered(const Answers *self, double largest, PyObject *steps, PyOb
     return covered;
 }
 
-static void write_double(char *at, double value)
-{
-    union { double value; uint64_t bits; } number = {.value = value};
-    write_number(at, number.bits);
-}
-
-/* Write the values of an answer into its header. */
-static void fill_in(const Answers *self, const Pushed *push, PyObject *said, char *to)
-{
-    const Py_ssize_t *at = self->answer_at;
-    write_number(to + at[0], (uint64_t)push->number[0]);
-    write_number(to + at[1], (uint64_t)push->version);
-    write_number(to + at[2], (uint64_t)push->version);
-    write_number(to + at[3], (uint64_t)push->staleness);
-    write_double(to + at[4], (double)push->staleness);
-    if (self->has_statistic) {
-        write_double(to + at[5], PyFloat_AsDouble(PyTuple_GetItem(said, 4)));
-        memcpy(to + at[6], PyBytes_AsString(PyTuple_GetItem(said, 5)), (size_t)self->vbars_width);
-    }
-    write_number(to + at[self->answer_count - 1], (uint64_t)push->level + 1);
-}
-
-/* Send an answer, or as much as the socket takes; return the bytes sent. What fails is sent again
- * by the transport, which finds out why. */
-static Py_ssize_t send_some(int fd, char *header, Py_ssize_t header_size, const Py_buffer *payload)
-{
-    struct iovec pieces[2] = {{header, (size_t)header_size},
-                              {payload->buf, (size_t)payload->len}};
-    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
-    Py_ssize_t sent = fd < 0 ? 0 : sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    return sent < 0 ? 0 : sent;
-}
-
-/* Return the answer, the template with its values, and the parameters: what of it is not sent. */
-static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
-{
-    PyObject *current = get(self->part[PART_store], Store_current), *data;
-    Py_ssize_t size = self->answer.len;
-    Py_buffer payload;
-    if (!is_of(current, Version_class) || !is_of(get(current, Version_room), Arena_class)) {
-        PyErr_SetString(PyExc_TypeError, "the store has no current version");
-        return NULL;
-    }
-    data = get(get(current, Version_room), Arena_data);
-    if (PyObject_GetBuffer(data, &payload, PyBUF_SIMPLE) < 0)
-        return NULL;
-    PyObject *made = NULL;
-    char *header = self->header;
-    if (payload.len != self->nbytes)
-        PyErr_SetString(PyExc_ValueError, "the model has another length");
-    else {
-        memcpy(header, self->answer.buf, (size_t)size);
-        fill_in(self, push, said, header);
-        Py_ssize_t sent;
-        if (self->header_at != NULL) {
-            memcpy(self->header_at, header, (size_t)size);
-            memcpy(self->payload_at, payload.buf, (size_t)payload.len);
-            sent = size + self->nbytes;
-        } else
-            sent = send_some(self->fd, header, size, &payload);
-        if (sent == size + self->nbytes)
-            made = Py_NewRef(Py_True);
-        else if ((made = PyBytes_FromStringAndSize(NULL, size + self->nbytes - sent)) != NULL) {
-            char *to = PyBytes_AsString(made);
-            Py_ssize_t head = sent < size ? size - sent : 0, skipped = sent < size ? 0 : sent - size;
-            memcpy(to, header + size - head, (size_t)head);
-            memcpy(to + head, (char *)payload.buf + skipped, (size_t)(self->nbytes - skipped));
-        }
-    }
-    PyBuffer_Release(&payload);
-    return made;
-}
-
 /* Find the gradient of a push, and its largest magnitude; return whether all of it is fit. What is
  * decoded is, and its magnitude matters to a proof that is for small ones only. */
 static int find_gradient(const Answers *self, const char *payload, Pushed *push)
@@ -298,31 +222,6 @@ static int find_gradient(const Answers *self, const char *payload, Pushed *push)
         return 0;
     return is_true(get(self->part[PART_guard], FiniteGuard_narrow)) == 0 ||
            survey(self, push->data, &push->largest);
-}
-
-/* Count a push and its answer, as `Connection.answered` does. */
-static int count(Answers *self, PyObject *received)
-{
-    PyObject *wire = self->part[PART_wire], *row[2], **number = self->number_of;
-    if (!has_accounts(self, row)) {
-        PyErr_SetString(PyExc_TypeError, "the accounts of a connection were replaced");
-        return -1;
-    }
-    PyObject *traffic = get(wire, Connection_traffic), *in = row[0], *out = row[1];
-    PyObject *rest = get(wire, Connection__rest);
-    self->answered++;
-    return -(put(wire, Connection__begin, Py_NewRef(rest)) < 0 ||
-             put(wire, Connection__end, Py_NewRef(rest)) < 0 ||
-             add(traffic, Traffic_bytes_in, received) < 0 ||
-             add(traffic, Traffic_messages_in, self->one) < 0 ||
-             add(in, KindTraffic_messages, self->one) < 0 ||
-             add(in, KindTraffic_overhead, number[PUSH_OVERHEAD]) < 0 ||
-             add(in, KindTraffic_payload, number[PUSH_PAYLOAD]) < 0 ||
-             add(traffic, Traffic_bytes_out, number[ANSWER_SIZE]) < 0 ||
-             add(traffic, Traffic_messages_out, self->one) < 0 ||
-             add(out, KindTraffic_messages, self->one) < 0 ||
-             add(out, KindTraffic_overhead, number[ANSWER_OVERHEAD]) < 0 ||
-             add(out, KindTraffic_payload, number[PAYLOAD]) < 0);
 }
 
 PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record,
@@ -362,8 +261,8 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
             self->fd = -1;
             self->header_at = NULL;
         }
-        if (said != NULL && count(self, received) == 0)
-            answer = packed(self, &push, said);
+        if (said != NULL)
+            answer = answered(self, &push, said, received);
         Py_XDECREF(said);
     }
     Py_XDECREF(steps);

@@ -4,6 +4,7 @@
 #define AIOPS_ANSWERS_H
 
 #include "fields.h"
+#include "increments.h"
 
 #define PUSHED 4    /* numbers of a push: its id, sequence number, and two versions */
 #define ANSWERED 8  /* values of an answer, at most: with two statistics */
@@ -23,8 +24,8 @@
     X(steady) X(general) X(template) X(wire) X(member) X(store) X(pool) X(updates) X(held)        \
     X(maker) X(collected) X(warnings) X(closure) X(guard) X(even) X(histogram) X(recent) X(pace)  \
     X(policy) X(apply) X(gain) X(kernels) X(masters) X(states) X(spans) X(compiled_kernel)        \
-    X(gradient) X(update) X(units) X(concatenate) X(push_parts) X(recorded)                         \
-    X(zeros)
+    X(gradient) X(update) X(units) X(concatenate) X(push_parts) X(recorded) X(zeros)              \
+    X(increments) X(replica) X(delta) X(follow) X(regions) X(answer_coded)
 #define SERVER_PARTS(X)                                                                           \
     X(dispatcher) X(runner) X(run_state) X(persistence) X(busy_poll) X(clock) X(exchange) X(failed)
 
@@ -132,6 +133,18 @@ int decode_all(const Answers *self, const char *region);
 PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *record,
                     PyObject *steps, PyObject *scalars);
 
+/* Return whether the connection's accounts have rows for these messages, as they have after one. */
+int has_accounts(const Answers *self, PyObject *row[2]);
+
+/* Return the answer to an exchange that is carried out, or what of it is not sent; True: nothing. */
+PyObject *answered(Answers *self, const Pushed *push, PyObject *said, PyObject *received);
+
+/* Whether the answers are coded. */
+static inline int is_coded(const Answers *self)
+{
+    return self->part[PART_increments] != Py_None;
+}
+
 /* Update all sections in place, in a room of parameters, by the loops of their kernels. 1; 0: one of
  * them has none, or arrays are of another form, and nothing is changed; -1: an error is set. */
 int run_loops(Answers *self, const Pushed *push, PyObject *room, PyObject *steps,
@@ -146,10 +159,18 @@ void forget_kernel(Loop *loop);
 /* Fix whether the current version has readers: `Store.freeze`. Returns it; -1: an error is set. */
 int freeze(const Answers *self);
 
+/* What an update came to. */
+typedef struct {
+    int leased;         /* whether the version before it had readers */
+    PyObject *ticket;   /* its number */
+    PyObject *sums;     /* None, if `run_loops` has left them */
+    PyObject *followed; /* the result of the replica's step; None: it took none */
+} Outcome;
+
 /* Record an exchange, before it is answered: in the journal of a `KeptState`, or in what else has a
- * method `exchanged`. `sums`: None, if `run_loops` has left them. -1: an error is set. */
-int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *record, int leased,
-              PyObject *sums);
+ * method `exchanged`. -1: an error is set. */
+int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *record,
+              const Outcome *outcome);
 
 /* Return whether the answer to the last exchange need not wait for its row: `Recorder.hold`. */
 int may_leave(PyObject *kept);

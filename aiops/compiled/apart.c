@@ -63,23 +63,24 @@ static int sleep_for_it(const Exchange *self, long long budget)
 static int receive(Exchange *self, unsigned char *target, uint64_t id, long long look,
                    long long nap)
 {
-    Py_ssize_t head = self->ack.len, answer = head + self->nbytes, beside = self->room.len;
+    Py_ssize_t beside = self->room.len;
     long long time = now(), until = time + look, crowded = self->crowded_at_first, before;
     int looks = look > 0;
     for (;;) {
         unsigned char *room = self->room.buf;
+        int begun = self->received > 0; /* and so its form has been found */
+        Py_ssize_t head = self->found->head.len, answer = head + self->found->nbytes;
         /* A larger answer's payload is received in the parameters; they are a mixture until it ends. */
-        int direct = beside == head && self->received > 0;
+        int direct = begun && beside == head;
         unsigned char *into = direct ? target + (self->received - head) : room + self->received;
-        Py_ssize_t wanted = (direct ? answer : beside) - self->received;
+        Py_ssize_t wanted = begun ? answer - self->received : beside;
         Py_ssize_t count = recv(self->fd, into, (size_t)wanted, MSG_DONTWAIT);
         if (count > 0) {
-            int first = self->received == 0;
             self->received += count;
-            if (first && (count < head || !matches(self, id)))
+            if (!begun && !find_form(self, id))
                 return 0;
-            if (self->received == answer)
-                return 1;
+            if (self->received == self->found->head.len + self->found->nbytes)
+                return !self->increments || apply_increments(self, target);
             time = now();
             continue;
         }
@@ -130,8 +131,9 @@ PyObject *pull(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
         PyEval_RestoreThread(self->thread);
         self->busy = 0;
     }
-    if (done > 0 && (found = values(self)) != NULL && self->room.len > self->ack.len)
-        memcpy(target.buf, (unsigned char *)self->room.buf + self->ack.len, (size_t)self->nbytes);
+    Py_ssize_t head = self->found->head.len;
+    if (done > 0 && (found = values(self)) != NULL && self->room.len > head && !self->placed)
+        memcpy(target.buf, (unsigned char *)self->room.buf + head, (size_t)self->nbytes);
     PyBuffer_Release(&target);
     return done == 0 ? Py_NewRef(Py_False) : done == -1 ? Py_NewRef(Py_None) : found;
 }

@@ -36,7 +36,7 @@ static PyObject *add_box(PyObject *object, PyObject *given)
     answers = answers_of(shortcut);
     const Answers *made = (const Answers *)answers;
     if (answers == NULL || self->fd < 0 ||
-        !is_of(link, MessageTransport_class) ||
+        !is_of(link, MessageTransport_class) || is_coded(made) ||
         !is_mailbox(&memory, made->nbytes, made->form.len, made->answer.len)) {
         PyErr_SetString(PyExc_ValueError, "this memory is no mailbox for this connection");
         goto failed;

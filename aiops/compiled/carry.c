@@ -4,6 +4,7 @@
  * they are those of the last exchange, as it left them; else `carry` says that it has done nothing.
  */
 
+#include "exchange.h"
 #include "fields.h"
 
 /* Return what of the gradients is sent, borrowed; NULL: they are none that are sent here. */
@@ -19,10 +20,10 @@ static PyObject *pushed(PyObject *steady, PyObject *gradients)
 }
 
 /* Return whether parameters are as the last exchange left them, and this one may be as that was. */
-static int is_usual(PyObject *steady, PyObject *params)
+static int is_usual(PyObject *object, PyObject *steady, PyObject *params)
 {
     long long count;
-    return is_of(steady, SteadyExchange_class) && get(steady, SteadyExchange__usual) == params &&
+    return !((Exchange *)object)->increments && is_of(steady, SteadyExchange_class) && get(steady, SteadyExchange__usual) == params &&
            (PyObject *)Py_TYPE(params) == field_classes[Params_class] &&
            get(params, Params_connection) == get(steady, SteadyExchange__connection) &&
            get(params, Params_level) == get(steady, SteadyExchange__have) &&
@@ -117,7 +118,7 @@ PyObject *carry(PyObject *object, PyObject *const *given, Py_ssize_t count)
     }
     steady = given[0];
     params = given[1];
-    if (!is_usual(steady, params) || (gradient = pushed(steady, given[2])) == NULL)
+    if (!is_usual(object, steady, params) || (gradient = pushed(steady, given[2])) == NULL)
         return Py_NewRef(Py_NotImplemented);
     if (begin(steady, params, given[2], &numbers)) {
         PyObject *target = Py_NewRef(get(get(params, Params_arena), Arena_data));
@@ -149,7 +150,7 @@ PyObject *push_usual(PyObject *object, PyObject *const *given, Py_ssize_t count)
         return NULL;
     }
     steady = given[0];
-    if (!is_usual(steady, given[1]) || (gradient = pushed(steady, given[2])) == NULL)
+    if (!is_usual(object, steady, given[1]) || (gradient = pushed(steady, given[2])) == NULL)
         return Py_NewRef(Py_NotImplemented);
     if (begin(steady, given[1], given[2], &numbers)) {
         PyObject *have = Py_NewRef(get(steady, SteadyExchange__have));
@@ -174,7 +175,7 @@ PyObject *pull_usual(PyObject *object, PyObject *const *given, Py_ssize_t count)
     PyObject *steady = given[0];
     PyObject *params = is_of(steady, SteadyExchange_class) ? get(steady, SteadyExchange__params)
                                                           : Py_None;
-    if (!is_usual(steady, params))
+    if (!is_usual(object, steady, params))
         return Py_NewRef(Py_NotImplemented);
     Py_INCREF(params);
     PyObject *target = Py_NewRef(get(get(params, Params_arena), Arena_data));

@@ -25,6 +25,7 @@ int add_poller(PyObject *module);
 int add_mailboxes(PyObject *module);
 int add_kernel(PyObject *module);
 int add_crc(PyObject *module);
+int add_increments(PyObject *module);
 
 /* Of `Exchange`: METH_FASTCALL, see _core.pyi. */
 PyObject *run(PyObject *self, PyObject *const *given, Py_ssize_t count);

@@ -18,57 +18,11 @@
 
 #include "exchange.h"
 #include <errno.h>
-#include <math.h>
 #include <sched.h>
 #include <sys/socket.h>
 #include <time.h>
 
 static PyObject *dtype_name, *shape_name;
-
-static double read_float(const unsigned char *at, Py_ssize_t width)
-{
-    union { uint64_t bits; double value; } wide = {.bits = read_number(at, width)};
-    union { uint32_t bits; float value; } narrow = {.bits = (uint32_t)wide.bits};
-    return width == 8 ? wide.value : (double)narrow.value;
-}
-
-/* Return whether the header in `room` is the answer to a push: `SteadyExchange._permits`. */
-int matches(const Exchange *self, uint64_t id)
-{
-    const unsigned char *head = self->room.buf, *ack = self->ack.buf, *varies = self->varies.buf;
-    int differs = 0;
-    for (Py_ssize_t at = 0; at < self->ack.len; at++)
-        differs |= (head[at] ^ ack[at]) & ~varies[at];
-    if (differs)
-        return 0;
-    for (Py_ssize_t index = 0; index < self->slot_count; index++) {
-        const Slot *slot = &self->slots[index];
-        const unsigned char *at = head + slot->begin;
-        if (index < VERSIONS) {
-            uint64_t number = read_number(at, slot->width);
-            if (index == 0 ? number != id : number > LARGEST)
-                return 0;
-        } else if (slot->kind == 'f' && !isfinite(read_float(at, slot->width)))
-            return 0;
-    }
-    return 1;
-}
-
-PyObject *values(const Exchange *self)
-{
-    PyObject *found = PyTuple_New(self->slot_count);
-    for (Py_ssize_t index = 0; found != NULL && index < self->slot_count; index++) {
-        const Slot *slot = &self->slots[index];
-        const unsigned char *at = (const unsigned char *)self->room.buf + slot->begin;
-        PyObject *value =
-            slot->kind == 'u'   ? PyLong_FromUnsignedLongLong(read_number(at, slot->width))
-            : slot->kind == 'f' ? PyFloat_FromDouble(read_float(at, slot->width))
-                                : PyBytes_FromStringAndSize((const char *)at, slot->width);
-        if (value == NULL || PyTuple_SetItem(found, index, value) < 0)
-            Py_CLEAR(found);
-    }
-    return found;
-}
 
 /* Run the handlers of signals that have come; return whether one has raised. errno stays EINTR. */
 int signalled(Exchange *self)
@@ -126,7 +80,7 @@ static int stopped(Exchange *self, Py_ssize_t count)
 static int transfer(Exchange *self, struct msghdr message, unsigned char *target, uint64_t id,
                     long long budget)
 {
-    Py_ssize_t count, head = self->ack.len, answer = head + self->nbytes;
+    Py_ssize_t count;
     count = sendmsg(self->fd, &message, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR && !signalled(self))
         errno = EAGAIN;
@@ -140,8 +94,9 @@ static int transfer(Exchange *self, struct msghdr message, unsigned char *target
     if (count <= 0)
         return stopped(self, count);
     self->received = count;
-    if (count < head || !matches(self, id))
+    if (!find_form(self, id))
         return 0;
+    Py_ssize_t head = self->found->head.len, answer = head + self->found->nbytes;
     /* A larger answer's payload is received in the parameters; they are a mixture until it ends. */
     unsigned char *payload = self->room.len > head ? room + head : target;
     while (self->received < answer) {
@@ -152,7 +107,7 @@ static int transfer(Exchange *self, struct msghdr message, unsigned char *target
         if (count < wanted)
             return stopped(self, count);
     }
-    return 1;
+    return !self->increments || apply_increments(self, target);
 }
 
 /* Return whether an attribute of an array is this one, -1 with an error set. */
@@ -257,9 +212,9 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
         PyEval_RestoreThread(self->thread);
     }
     self->busy = 0;
-    if (done > 0 && (found = values(self)) != NULL && self->room.len > self->ack.len &&
-        !self->placed)
-        memcpy(target.buf, (unsigned char *)self->room.buf + self->ack.len, (size_t)self->nbytes);
+    Py_ssize_t head = self->found->head.len;
+    if (done > 0 && (found = values(self)) != NULL && self->room.len > head && !self->placed)
+        memcpy(target.buf, (unsigned char *)self->room.buf + head, (size_t)self->nbytes);
     while (taken > 0)
         PyBuffer_Release(&views[--taken]);
     PyBuffer_Release(&target);
@@ -270,31 +225,16 @@ static void end(PyObject *object)
 {
     Exchange *self = (Exchange *)object;
     PyTypeObject *type = Py_TYPE(object);
-    Py_buffer *buffers[] = {&self->push, &self->ack, &self->varies, &self->room, &self->mailbox};
-    for (int index = 0; index < 5; index++)
+    Py_buffer *buffers[] = {&self->push, &self->room, &self->mailbox};
+    for (int index = 0; index < 3; index++)
         PyBuffer_Release(buffers[index]);
+    forget_acks(self);
     forget_coded(self);
     PyMem_Free(self->ages);
     Py_XDECREF(self->tensors);
     Py_XDECREF(self->ndarray);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
-}
-
-/* Take note of a value of an answer; return whether it lies in the header, and has a known form. */
-static int take_slot(Exchange *self, Py_ssize_t index, PyObject *given)
-{
-    Slot *slot = &self->slots[index];
-    if (!PyTuple_Check(given) ||
-        !PyArg_ParseTuple(given, "nnC", &slot->begin, &slot->width, &slot->kind))
-        return 0;
-    Py_ssize_t width = slot->width;
-    int wide = width == 4 || width == 8;
-    int known = slot->kind == 'u'   ? wide || width == 1 || width == 2
-                : slot->kind == 'f' ? wide && index >= VERSIONS
-                                    : slot->kind == 's' && width >= 0 && index > VERSIONS;
-    return known && slot->begin >= 0 && width <= self->ack.len &&
-           slot->begin <= self->ack.len - width;
 }
 
 /* Take note of where the numbers of a push lie; return whether that is in its header. */
@@ -317,26 +257,19 @@ static int take_numbers(Exchange *self, PyObject *given)
 static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
 {
     int fd;
-    PyObject *slots, *tensors, *array, *numbers, *coded;
+    PyObject *acks, *tensors, *array, *numbers, *coded;
     Exchange *self = (Exchange *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL || !PyArg_ParseTuple(
-            given, "iw*O!y*y*O!w*nO!O(LL)O", &fd, &self->push, &PyTuple_Type, &numbers,
-            &self->ack, &self->varies, &PyTuple_Type, &slots, &self->room, &self->nbytes,
-            &PyTuple_Type, &tensors, &array, &self->crowded_at_first, &self->crowded, &coded)) {
+            given, "iw*O!O!w*nO!O(LL)O", &fd, &self->push, &PyTuple_Type, &numbers,
+            &PyTuple_Type, &acks, &self->room, &self->nbytes, &PyTuple_Type, &tensors, &array, &self->crowded_at_first, &self->crowded, &coded)) {
         Py_XDECREF((PyObject *)self);
         return NULL;
     }
     self->fd = fd;
     self->tensors = Py_NewRef(tensors);
     self->ndarray = Py_NewRef(array);
-    self->slot_count = PyTuple_Size(slots);
-    Py_ssize_t beside = self->room.len - self->ack.len; /* bytes of payload in `room` */
-    int sound = names == NULL && self->slot_count > VERSIONS && self->slot_count <= SLOTS &&
-                self->nbytes >= 0 && self->nbytes <= MOST_BYTES && self->ack.len > 0 &&
-                self->varies.len == self->ack.len && (beside == 0 || beside == self->nbytes) &&
-                take_numbers(self, numbers) && take_coded(self, coded);
-    for (Py_ssize_t index = 0; sound && index < self->slot_count; index++)
-        sound = take_slot(self, index, PyTuple_GetItem(slots, index));
+    int sound = names == NULL && self->nbytes >= 0 && self->nbytes <= MOST_BYTES &&
+                take_numbers(self, numbers) && take_acks(self, acks) && take_coded(self, coded);
     for (Py_ssize_t index = 0; sound && index < PyTuple_Size(tensors); index++) {
         PyObject *tensor = PyTuple_GetItem(tensors, index);
         sound = PyTuple_Check(tensor) && PyTuple_Size(tensor) == 3;

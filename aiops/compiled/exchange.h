@@ -10,6 +10,8 @@
 #define NUMBERS 4                 /* of a push: its id, sequence number, and two versions */
 #define PARTS 256                 /* of a push, at most: aiops.codecs.whole_gradient.MOST */
 #define VERSIONS 5                /* of an answer: its id, and four that are at most LARGEST */
+#define AGE 3                     /* of those: the version of the tensors, if it has parts */
+#define ACKS 16                   /* forms of answers: aiops.client.steady_increments.MOST */
 #define SLOTS 8                   /* of an answer: those, a mean, and at most two statistics */
 #define VIEWS 256                 /* aiops.client.steady._VIEWS */
 #define RECEIVE (512 << 10)       /* aiops.client.sync.shard_socket.RECEIVE */
@@ -17,8 +19,30 @@
 
 typedef struct {
     Py_ssize_t begin, width;
-    int kind; /* 'u': an unsigned integer, 'f': a float, 's': bytes */
+    int kind; /* 'u': an unsigned integer, 'f': a float, 's': bytes, 'n': there is none */
 } Slot;
+
+/* Loops that check a payload, and add it to a tensor. */
+typedef _Bool (*Check)(int64_t size, const void *first, const void *second);
+typedef void (*Add)(int64_t size, const void *first, const void *second, void *out);
+
+/* A payload of a coded answer: an aiops.client.coded_answer.AnswerPiece. */
+typedef struct {
+    Check check; /* NULL: it is copied */
+    Add add;
+    Py_ssize_t start, stop, begin, nbytes, second;
+} AnswerPiece;
+
+/* A form of answers. */
+typedef struct {
+    Py_buffer head, varies; /* the header in its frame; 0xff for each byte that varies */
+    Py_ssize_t slot_count;
+    Slot slots[SLOTS];
+    Py_ssize_t *ages, age_count; /* where the slot AGE stands again */
+    Py_ssize_t nbytes;           /* behind the header: of the model, or of a region of pieces */
+    AnswerPiece *pieces;
+    Py_ssize_t piece_count;
+} Ack;
 
 /* A loop that encodes a tensor, which Numba has compiled: aiops.codecs.block_codec.Entries. */
 typedef _Bool (*Encode)(int64_t size, const void *values, void *rest, void *before, void *first,
@@ -33,12 +57,14 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    Py_buffer push, ack, varies; /* headers in their frames; 0xff for each byte that varies */
-    Py_buffer room;              /* for an answer; if it is as long as the header, for that alone */
+    Py_buffer push; /* its header in its frame */
+    Py_buffer room; /* for an answer; if it is as long as the header, for that alone */
+    Ack *acks;      /* the forms of answers; of raw ones one */
+    Py_ssize_t ack_count;
+    const Ack *found;          /* that of the answer in `room` */
+    int increments;            /* whether answers are coded */
     Py_ssize_t nbytes, pushed; /* of the model; and behind the header of a push */
     Py_ssize_t numbers[NUMBERS], *ages, age_count; /* the last number stands there, too */
-    Py_ssize_t slot_count;
-    Slot slots[SLOTS];
     PyObject *tensors, *ndarray; /* ((name, dtype, shape), ...), and numpy's type */
     long long crowded_at_first, crowded; /* nanoseconds, as of aiops.net.busy_poll */
     volatile int fd;             /* -1 once closed, perhaps by another thread: read at each call */
@@ -54,11 +80,23 @@ typedef struct {
     uint32_t posted;   /* messages that were posted in it */
 } Exchange;
 
-/* Whether the header in `room` is the answer to a push. */
-int matches(const Exchange *self, uint64_t id);
+/* Whether the header in `room` is the answer to a push, and of this form. */
+int matches(const Exchange *self, const Ack *ack, uint64_t id);
 
-/* The values of that header, as `Template.values` returns them. */
+/* Find the form of the answer of which `received` bytes are in `room`. 0: it is none, or not known yet. */
+int find_form(Exchange *self, uint64_t id);
+
+/* The values of its header, as `Template.values` returns them; of coded answers also the form's number. */
 PyObject *values(const Exchange *self);
+
+/* Bring the target up to date with the increments in `room`. 0: they are none, and it is as it was. */
+int apply_increments(Exchange *self, unsigned char *target);
+
+/* Take the forms of answers. 0: they are none, perhaps with an error. */
+int take_acks(Exchange *self, PyObject *given);
+
+/* Let go of them. */
+void forget_acks(Exchange *self);
 
 /* Take numbers that are at least 0, and note that nothing has been moved yet. 0: an error is set. */
 int take_arguments(Exchange *self, PyObject *const *given, int count, long long *numbers);

@@ -12,8 +12,8 @@
 #include "core.h"
 
 #define CLASSES(X)                                                                                \
-    X(Arena) X(BusyPoll) X(CollectedSum) X(CommitGate) X(Connection) X(EffectRunner)              \
-    X(EventDispatcher) X(FiniteGuard) X(FixedFrames) X(HeldPushes) X(JournalWriter) X(KeptState)  \
+    X(Arena) X(BusyPoll) X(CollectedSum) X(CommitGate) X(Connection) X(DeltaReplies)              \
+    X(EffectRunner) X(EventDispatcher) X(FiniteGuard) X(FixedFrames) X(HeldPushes) X(JournalWriter) X(KeptState)  \
     X(KindTraffic) X(Ledger) X(Member) X(MessageTransport) X(Pace) X(Params) X(Persistence)       \
     X(PushClosure) X(Receipt) X(RecentStaleness) X(Recorder) X(RunState) X(RunWarnings)           \
     X(RunningJournal) X(SnapshotPool) X(StalenessHistogram) X(SteadyExchange) X(Store) X(Traffic) \
@@ -27,12 +27,13 @@
     X(Connection, _begin) X(Connection, _end) X(Connection, _rest) X(Connection, _whole)          \
     X(Connection, _message) X(Connection, expected) X(Connection, missing) X(Connection, state)   \
     X(Connection, traffic)                                                                        \
+    X(DeltaReplies, waiting)                                                                      \
     X(EffectRunner, at_once)                                                                      \
     X(EventDispatcher, _handling) X(EventDispatcher, broken)                                      \
     X(FiniteGuard, _left) X(FiniteGuard, _seen) X(FiniteGuard, _seen_scalars)                     \
     X(FiniteGuard, _scalars) X(FiniteGuard, _step)                                                \
     X(FiniteGuard, magnitude) X(FiniteGuard, narrow)                                              \
-    X(FixedFrames, payload) X(FixedFrames, rest)                                                                       \
+    X(FixedFrames, kind) X(FixedFrames, payload) X(FixedFrames, rest)                             \
     X(HeldPushes, pushes)                                                                         \
     X(JournalWriter, _at) X(JournalWriter, _descriptor) X(JournalWriter, _frames)                 \
     X(JournalWriter, _half) X(JournalWriter, _lent_to) X(JournalWriter, _lent_until)              \
@@ -41,7 +42,8 @@
     X(JournalWriter, _written) X(JournalWriter, nbytes) X(JournalWriter, why)                     \
     X(KeptState, journal) X(KeptState, record) X(KeptState, recorder)                             \
     X(KindTraffic, messages) X(KindTraffic, overhead) X(KindTraffic, payload)                     \
-    X(Ledger, _alike) X(Ledger, _batches) X(Ledger, _exchanges) X(Ledger, _last) X(Ledger, _settled)                \
+    X(Ledger, _alike) X(Ledger, _batches) X(Ledger, _brought) X(Ledger, _exchanges)               \
+    X(Ledger, _last) X(Ledger, _settled)                                                          \
     X(Member, answered) X(Member, answers) X(Member, covers) X(Member, excused)                   \
     X(Member, last_seq) X(Member, ledger) X(Member, peer) X(Member, pushes) X(Member, staleness)  \
     X(MessageTransport, _closing) X(MessageTransport, _full) X(MessageTransport, _out)            \

@@ -11,10 +11,13 @@
 #include <sys/uio.h>
 
 #define STEADY 7 /* aiops.state.row_kinds.RowKind */
+#define CODED 20
+#define FOLLOWED 4 /* aiops.durable.rows.FOLLOWED */
 #define FRAME 48 /* aiops.state.frames: bytes of a frame's head, of `END`, and what is not known */
 #define END 8
 #define UNKNOWN 0xFFFFFFFFLL
 #define ROW 40 /* aiops.state.row_kinds.STEADY_ROW: the parts of a coded gradient follow */
+#define CHECK 4 /* what CODED_ROW has more */
 #define SHORT (64 << 10) /* aiops.net.mapped_file.SHORT: memory is lent for no longer payload */
 
 /* Little endian, as a journal's numbers are. */
@@ -55,9 +58,9 @@ static PyObject *writer_of(PyObject *kept)
 /* Where the row of an exchange is to lie in a segment, and what its frame says. */
 typedef struct {
     long long at, end, half, size, salt, synced, number, peer;
-    Py_ssize_t rest; /* bytes of parts */
-    int leased;
-    uint32_t check; /* of the update's sums */
+    Py_ssize_t fields, rest; /* bytes of the struct, and of parts */
+    int kind, flags;
+    uint32_t check, followed; /* of the update's sums, and of the replica's step */
 } Row;
 
 static inline Py_ssize_t padded(Py_ssize_t nbytes)
@@ -67,7 +70,7 @@ static inline Py_ssize_t padded(Py_ssize_t nbytes)
 
 static inline size_t head_of(const Row *row)
 {
-    return FRAME + (size_t)padded(ROW + row->rest);
+    return FRAME + (size_t)padded(row->fields + row->rest);
 }
 
 static inline size_t tail_of(const Answers *self)
@@ -81,10 +84,12 @@ static void make_head(const Answers *self, const Pushed *push, const Row *row, u
 {
     char salted[4], *fields = frame + FRAME, *to = put_number(fields, (uint64_t)row->peer, 4);
     long long unsynced = row->number - row->synced;
-    size_t length = ROW + (size_t)row->rest;
+    size_t length = (size_t)(row->fields + row->rest);
     for (int index = 0; index < PUSHED; index++)
         to = put_number(to, (uint64_t)push->number[index], 8);
     to = put_number(to, row->check, 4);
+    if (row->kind == CODED)
+        to = put_number(to, row->followed, 4);
     memcpy(to, PyBytes_AsString(PyTuple_GetItem(self->part[PART_recorded], 1)), (size_t)row->rest);
     memset(to + row->rest, 0, -length & 7);
     to = put_number(frame + 4, length, 4);
@@ -94,8 +99,8 @@ static void make_head(const Answers *self, const Pushed *push, const Row *row, u
     to = put_number(to, crc_of(0, fields, length), 4);
     to = put_number(to, crc, 4);
     to = put_number(to, (uint64_t)(unsynced < UNKNOWN ? unsynced : UNKNOWN), 4);
-    *to++ = STEADY;
-    *to++ = (char)row->leased; /* aiops.durable.rows.LEASED */
+    *to++ = (char)row->kind;
+    *to++ = (char)row->flags;
     put_number(to, 0, 2);
     put_number(salted, (uint64_t)row->salt, 4);
     put_number(frame, crc_of(crc_of(0, salted, 4), frame + 4, FRAME - 4), 4);
@@ -114,8 +119,9 @@ static int find_row(const Answers *self, PyObject *kept, PyObject *writer, Row *
 {
     PyObject *frames = get(writer, JournalWriter__frames);
     PyObject *parts = PyTuple_GetItem(self->part[PART_recorded], 1);
-    long long payload;
+    long long payload, kind;
     if (!is_of(frames, FixedFrames_class) ||
+        !read_integer(get(frames, FixedFrames_kind), &kind) || kind != row->kind ||
         !read_integer(get(frames, FixedFrames_payload), &payload) || payload != self->region ||
         !same_bytes(get(frames, FixedFrames_rest), parts) ||
         !read_place(writer, JournalWriter__at, &row->at) ||
@@ -128,7 +134,7 @@ static int find_row(const Answers *self, PyObject *kept, PyObject *writer, Row *
         row->peer > UNKNOWN)
         return 0;
     row->rest = PyBytes_Size(parts);
-    row->end = row->at + FRAME + padded(ROW + row->rest) + padded(self->region);
+    row->end = row->at + (long long)head_of(row) + padded(self->region);
     return row->end + END <= row->size;
 }
 
@@ -146,8 +152,7 @@ static int is_lent(PyObject *writer, double time, const Row *row)
 static int borrow(const Answers *self, PyObject *writer, PyObject *now)
 {
     PyObject *found = PyObject_CallMethodObjArgs(writer, names[NAME_borrow], now,
-                                                 self->number_of[REGION],
-                                                 PyTuple_GetItem(self->part[PART_recorded], 1), NULL);
+                                                 self->part[PART_recorded], NULL);
     int has = found == NULL ? -1 : is_true(found);
     Py_XDECREF(found);
     return has;
@@ -195,12 +200,10 @@ static int write_frame(const Answers *self, const Pushed *push, PyObject *writer
 }
 
 /* Store or write the row of an exchange. 1; 0: that is not done, and Python is to do it; -1: an
- * error is set. `check` is of the update's sums. */
-static int store_row(const Answers *self, const Pushed *push, PyObject *now, PyObject *kept,
-                     int leased, uint32_t check)
+ * error is set. `row` has what is said of the update. */
+static int store_row(const Answers *self, const Pushed *push, PyObject *now, PyObject *kept, Row row)
 {
     PyObject *writer = writer_of(kept);
-    Row row = {.leased = leased, .check = check};
     if (writer == NULL || !find_row(self, kept, writer, &row))
         return 0;
     int done;
@@ -250,19 +253,10 @@ int freeze(const Answers *self)
     return leased;
 }
 
-/* Find the checksum that an update's row has: `aiops.durable.rows.check_of`. */
-static int find_check(const Answers *self, PyObject *sums, uint32_t *check)
+/* Find the checksum that a row has of a result: `aiops.durable.rows.check_of`. */
+static int find_check(long long ticket, PyObject *sums, uint32_t *check)
 {
-    long long ticket;
     Py_buffer view;
-    if (!read_integer(get(self->part[PART_updates], UpdateQueue_tickets), &ticket)) {
-        PyErr_SetString(PyExc_TypeError, "an update's number is an integer");
-        return -1;
-    }
-    if (sums == Py_None) {
-        *check = crc_of((uint32_t)ticket, self->sums, 8 * (size_t)self->tensors);
-        return 0;
-    }
     if (PyObject_GetBuffer(sums, &view, PyBUF_SIMPLE) < 0)
         return -1;
     *check = crc_of((uint32_t)ticket, view.buf, (size_t)view.len);
@@ -270,27 +264,47 @@ static int find_check(const Answers *self, PyObject *sums, uint32_t *check)
     return 0;
 }
 
-int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *record, int leased,
-              PyObject *sums)
+/* Find what the row of an exchange says: `aiops.durable.rows.exchange_fields`. -1: an error is set. */
+static int describe(const Answers *self, const Outcome *outcome, Row *row)
+{
+    long long ticket;
+    if (!read_integer(outcome->ticket, &ticket)) {
+        PyErr_SetString(PyExc_TypeError, "an update's number is an integer");
+        return -1;
+    }
+    int coded = is_coded(self), followed = outcome->followed != Py_None;
+    row->kind = coded ? CODED : STEADY;
+    row->fields = ROW + (coded ? CHECK : 0);
+    row->flags = outcome->leased | (followed ? FOLLOWED : 0); /* aiops.durable.rows.LEASED is 1 */
+    if (followed && find_check(ticket + 1, outcome->followed, &row->followed) < 0)
+        return -1;
+    if (outcome->sums != Py_None)
+        return find_check(ticket, outcome->sums, &row->check);
+    row->check = crc_of((uint32_t)ticket, self->sums, 8 * (size_t)self->tensors);
+    return 0;
+}
+
+int record_it(const Answers *self, const Pushed *push, PyObject *now, PyObject *record,
+              const Outcome *outcome)
 {
     const long long *number = push->number;
     if (is_of(record, KeptState_class)) {
-        uint32_t check;
-        int done = find_check(self, sums, &check);
+        Row row = {0};
+        int done = describe(self, outcome, &row);
         if (done == 0)
-            done = store_row(self, push, now, record, leased, check);
+            done = store_row(self, push, now, record, row);
         if (done != 0)
             return done < 0 ? -1 : 0;
     }
     PyObject *numbers = Py_BuildValue("LLLL", number[0], number[1], number[2], number[3]);
-    sums = sums == Py_None ? sums_of(self) : Py_NewRef(sums);
+    PyObject *sums = outcome->sums == Py_None ? sums_of(self) : Py_NewRef(outcome->sums);
     PyObject *found =
         numbers == NULL || sums == NULL
             ? NULL
-            : PyObject_CallMethod(record, "exchanged", "OOOOOOO", now,
-                                  leased ? Py_True : Py_False, self->peer, numbers,
-                                  self->part[PART_recorded],
-                                  get(self->part[PART_updates], UpdateQueue_tickets), sums);
+            : PyObject_CallMethod(record, "exchanged", "OOOOOOOO", now,
+                                  outcome->leased ? Py_True : Py_False, self->peer, numbers,
+                                  self->part[PART_recorded], outcome->ticket, sums,
+                                  outcome->followed);
     Py_XDECREF(numbers);
     Py_XDECREF(sums);
     Py_XDECREF(found);

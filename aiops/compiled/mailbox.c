@@ -109,15 +109,16 @@ static int take_answer(Exchange *self, unsigned char *target, uint64_t id)
     const unsigned char *memory = self->mailbox.buf;
     const unsigned char *payload = memory + PAYLOAD_AT + in_pages(self->nbytes);
     unsigned char *room = self->room.buf;
-    memcpy(room, memory + ANSWER_AT, (size_t)self->ack.len);
-    int is_one = matches(self, id);
-    if (!is_one && self->room.len == self->ack.len) {
+    Py_ssize_t head = self->acks->head.len; /* of the only form */
+    memcpy(room, memory + ANSWER_AT, (size_t)head);
+    int is_one = matches(self, self->acks, id);
+    if (!is_one && self->room.len == head) {
         self->fault = CLOSED;
         return 0;
     }
-    memcpy(is_one ? target : room + self->ack.len, payload, (size_t)self->nbytes);
+    memcpy(is_one ? target : room + head, payload, (size_t)self->nbytes);
     self->placed = is_one;
-    self->received = self->ack.len + self->nbytes;
+    self->received = head + self->nbytes;
     return is_one;
 }
 
@@ -156,7 +157,8 @@ PyObject *use_mailbox(PyObject *object, PyObject *given)
     }
     if (!PyArg_ParseTuple(given, "w*ip", &memory, &bell, &alone))
         return NULL;
-    if (!is_mailbox(&memory, self->nbytes, self->push.len, self->ack.len)) {
+    if (self->increments ||
+        !is_mailbox(&memory, self->nbytes, self->push.len, self->acks->head.len)) {
         PyBuffer_Release(&memory);
         PyErr_SetString(PyExc_ValueError, "this memory is no mailbox for these messages");
         return NULL;

@@ -29,8 +29,8 @@ PyMODINIT_FUNC PyInit__core(void)
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && add_names() == 0 && add_exchange(module) == 0 &&
         add_fields(module) == 0 && add_answers(module) == 0 && add_kernel(module) == 0 &&
-        add_crc(module) == 0 &&
-        add_poller(module) == 0 && add_mailboxes(module) == 0 &&
+        add_crc(module) == 0 && add_increments(module) == 0 && add_poller(module) == 0 &&
+        add_mailboxes(module) == 0 &&
         PyModule_AddStringConstant(module, "SOURCE", SOURCE) == 0) /* the digest of all files */
         return module;
     Py_XDECREF(module);

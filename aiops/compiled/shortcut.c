@@ -83,12 +83,15 @@ static int take_parts(Answers *self, PyObject *given)
     int sound = PyDict_Check(self->part[PART_even]) && PyList_Check(self->part[PART_kernels]) &&
                 PyList_Check(self->part[PART_masters]) && PyList_Check(self->part[PART_states]) &&
                 PyTuple_Check(self->part[PART_recorded]) &&
-                PyTuple_Size(self->part[PART_recorded]) == 2 &&
+                PyTuple_Size(self->part[PART_recorded]) == 3 &&
                 PyBytes_Check(PyTuple_GetItem(self->part[PART_recorded], 1)) &&
                 PyTuple_Check(self->part[PART_spans]) &&
                 PyTuple_Size(self->part[PART_spans]) == self->section_count;
     for (size_t index = 0; index < sizeof checked / sizeof *checked; index++)
         sound = sound && is_of(self->part[checked[index].part], checked[index].class);
+    sound = sound && (!is_coded(self) || (is_increments(self->part[PART_increments]) &&
+                                          is_of(self->part[PART_delta], DeltaReplies_class) &&
+                                          is_of(self->part[PART_replica], SnapshotPool_class)));
     for (Py_ssize_t index = 0; sound && index < self->section_count; index++) {
         PyObject *span = PyTuple_GetItem(self->part[PART_spans], index);
         PyObject *states = PyList_GetItem(self->part[PART_states], index);

@@ -303,16 +303,23 @@ static int note(const Answers *self, const Pushed *push, PyObject *now, PyObject
     return 0;
 }
 
+/* Bring the replica up to the model, if answers come from it: `CodedAnswers.follow`. */
+static PyObject *follow(const Answers *self, const Pushed *push)
+{
+    return is_coded(self) ? PyObject_CallFunction(self->part[PART_follow], "L", push->number[2])
+                          : Py_NewRef(Py_None);
+}
+
 PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *record,
                     PyObject *steps, PyObject *scalars)
 {
-    PyObject *store = self->part[PART_store], *pace = self->part[PART_pace], *sums = NULL;
+    PyObject *store = self->part[PART_store], *pace = self->part[PART_pace];
     PyObject *said = NULL, *vbar = NULL, *vbars = NULL, *found;
-    int leased = 0;
+    Outcome outcome = {0};
     long long total, warned;
     if (begin(self, push, scalars) < 0)
         return NULL;
-    if (record != Py_None && (leased = freeze(self)) < 0)
+    if (record != Py_None && (outcome.leased = freeze(self)) < 0)
         return NULL;
     if (push->now >= PyFloat_AsDouble(get(pace, Pace_due))) {
         found = PyObject_CallMethod(pace, "note", "OL", now, push->version - 1);
@@ -321,9 +328,9 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
         Py_DECREF(found);
     }
     int wanted = self->has_statistic || self->part[PART_gain] != Py_None; /* a row has their checksum */
-    if ((sums = step(self, push, steps, scalars, wanted)) == NULL)
+    if ((outcome.sums = step(self, push, steps, scalars, wanted)) == NULL)
         goto end;
-    if (note_gain(self, sums) < 0)
+    if (note_gain(self, outcome.sums) < 0)
         goto end;
     if (!read_integer(get(store, Store_total), &total) ||
         !read_integer(get(self->part[PART_warnings], RunWarnings_total), &warned)) {
@@ -333,7 +340,10 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
     if (total <= warned &&
         put(self->part[PART_warnings], RunWarnings_due, Py_NewRef(Py_True)) < 0)
         goto end;
-    if (record != Py_None && record_it(self, push, now, record, leased, sums) < 0)
+    outcome.ticket = Py_NewRef(get(self->part[PART_updates], UpdateQueue_tickets));
+    if ((outcome.followed = follow(self, push)) == NULL)
+        goto end;
+    if (record != Py_None && record_it(self, push, now, record, &outcome) < 0)
         goto end;
     if (read_statistic(self, &vbar, &vbars) < 0)
         goto end;
@@ -342,7 +352,9 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
     if (said != NULL && note(self, push, now, said) < 0)
         Py_CLEAR(said);
 end:
-    Py_XDECREF(sums);
+    Py_XDECREF(outcome.sums);
+    Py_XDECREF(outcome.ticket);
+    Py_XDECREF(outcome.followed);
     Py_XDECREF(vbar);
     Py_XDECREF(vbars);
     return said;

@@ -28,7 +28,7 @@ from aiops.model.parts import LARGEST
 from aiops.state.file_bytes import OwnMemory
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
-from aiops.state.row_kinds import RowKind, row_fields
+from aiops.state.row_kinds import STRUCTS, RowKind, row_fields
 from aiops.store.capture_job import CaptureJob
 from aiops.store.gradient import Gradient
 from aiops.wire.messages import Message
@@ -190,10 +190,11 @@ class Replayer:
         self._nbytes += frame.end - frame.at
         leased = bool(frame.flags & LEASED)
         self._steady = frame.kind == RowKind.STEADY
+        exchanged = frame.kind in STRUCTS
         for event in self._events(frame, self.room):
             if isinstance(event, AppliedMark):
-                # An exchange's update is handled with what it left: a version without readers.
-                kept = leased and not self._steady
+                # An exchange's updates are handled with what it left: a version without readers.
+                kept = leased and not exchanged
                 self._handle(self._applied(event), kept)
             else:
                 self._handle(event, leased)

@@ -37,7 +37,7 @@ from aiops.model.parts import Part
 from aiops.state.file_bytes import OwnMemory
 from aiops.state.frames import JournalFrame
 from aiops.state.plain import pack
-from aiops.state.row_kinds import STEADY_ROW, RowKind, row_fields
+from aiops.state.row_kinds import FIELDS, STRUCTS, RowKind, row_fields
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.messages import Describe, Hello, Log, Message, Ping, Pong, Push, Stats
@@ -49,6 +49,9 @@ LEASED = 1
 
 _FINAL = 2
 """Flag of a row of `Stopping`: no server goes on with the state."""
+
+FOLLOWED = 4
+"""Flag of the row of an exchange with a coded answer: the delta replica took a step."""
 
 _PASSING = (Stats, Ping, Pong, Describe, Log)
 """Requests that change nothing: they have no rows."""
@@ -81,6 +84,28 @@ def check_of(ticket: int, sums: Ints) -> int:
     return zlib.crc32(sums.tobytes(), ticket & 0xFFFFFFFF)
 
 
+def exchange_fields(
+    leased: bool,
+    peer: int,
+    numbers: tuple[int, ...],
+    coded: bool,
+    ticket: int,
+    sums: Ints,
+    followed: Ints | None,
+) -> tuple[int, tuple[int, ...]]:
+    """Return the flags of a steady exchange's row, and its fields.
+
+    ``coded``: as of `aiops.engine.steady.Recorded`. The others are as of
+    `aiops.engine.steady.ExchangeRecord.exchanged`.
+    """
+    flags, fields = LEASED if leased else 0, (peer, *numbers, check_of(ticket, sums))
+    if not coded:
+        return flags, fields
+    if followed is None:
+        return flags, (*fields, 0)
+    return flags | FOLLOWED, (*fields, check_of(ticket + 1, followed))
+
+
 class RowCounter:
     """Numbers the rows of a journal.
 
@@ -106,13 +131,14 @@ class RowCounter:
         time, flags
             Of the row.
         fields
-            Of `STEADY_ROW`.
+            Of its struct (`exchange_fields`).
         gradient
             Its payload, and the rest of the row.
         """
         self.next += 1
-        row = STEADY_ROW.pack(*fields) + gradient.parts
-        return JournalRow(RowKind.STEADY, time, flags, row, gradient.data)
+        kind = RowKind.CODED if gradient.coded else RowKind.STEADY
+        row = STRUCTS[kind].pack(*fields) + gradient.parts
+        return JournalRow(kind, time, flags, row, gradient.data)
 
 
 def passes(event: Event) -> bool:
@@ -220,16 +246,21 @@ def _events(
             fault = found["fault"]
             sink = _sink(engine, message, fault, found["faulted_sink"], frame.payload, room)
             return [Received(time, found["peer"], message, sink, frame.number)]
-        case RowKind.STEADY:
-            peer, id, seq, have, base, check = STEADY_ROW.unpack_from(frame.row)
+        case RowKind.STEADY | RowKind.CODED:
+            coded = frame.kind == RowKind.CODED
+            peer, id, seq, have, base = (found[name] for name in FIELDS[RowKind.STEADY][:5])
             parts: list[Any] = list(found["parts"])
             payload = frame.payload
             if parts:
                 payload, room = _joined(payload, [part[3] for part in parts]), None
             parts = parts or [(0, len(payload), "raw", len(payload))]
-            push = Push(id, seq, True, have, tuple(Part._make((*part, base)) for part in parts))
+            placed = tuple(Part._make((*part, base)) for part in parts)
+            push = Push(id, seq, True, have, placed, coded=coded)
             sink = _sink(engine, push, None, True, payload, room)
-            return [Received(time, peer, push, sink), AppliedMark(time, -1, check)]
+            marks = [AppliedMark(time, -1, found["check"])]
+            if frame.flags & FOLLOWED:
+                marks.append(AppliedMark(time, -1, found["followed"]))
+            return [Received(time, peer, push, sink), *marks]
         case RowKind.APPLIED:
             return [AppliedMark(time, found["ticket"], found["check"])]
         case RowKind.JOINED:

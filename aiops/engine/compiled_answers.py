@@ -17,6 +17,8 @@ from aiops.algorithms.base import APPLY
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.codecs.whole_gradient import WholeGradient
 from aiops.compiled.loading import core
+from aiops.engine.coded_answers import CodedAnswers
+from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.held_pushes import HeldPushes
 from aiops.engine.membership import Member
 from aiops.engine.pace import Pace
@@ -40,10 +42,11 @@ from aiops.wire.template import Slot, Template
 from aiops.wire.traffic import KindTraffic, Traffic
 
 if TYPE_CHECKING:
-    from aiops.compiled._core import Answers
+    from aiops.compiled._core import Answers, Increments
 
 LEARNT = (
-    *(Arena, CollectedSum, Connection, FiniteGuard, HeldPushes, KindTraffic, Ledger, Member, Pace),
+    *(Arena, CollectedSum, Connection, DeltaReplies, FiniteGuard, HeldPushes, KindTraffic, Ledger),
+    *(Member, Pace),
     *(
         PushClosure,
         RecentStaleness,
@@ -73,9 +76,10 @@ class PythonWay(Protocol):
     gradient: Arena
     parts: Parts
     whole: WholeGradient | None
+    coded: CodedAnswers | None
 
     @property
-    def recorded(self) -> tuple[Any, bytes]:
+    def recorded(self) -> tuple[Any, bytes, bool]:
         """The last push, as it is recorded."""
 
     def general(self, nbytes: int, now: float, record: Any) -> bytes | None:
@@ -122,6 +126,9 @@ def compiled_answers(
     """
     library, maker = core(), updates.maker
     if library is None or sys.byteorder != "little":
+        return None
+    increments = None if steady.coded is None else steady.coded.compiled()
+    if steady.coded is not None and increments is None:
         return None
     if updates.screen is not None or maker.position is not None:
         return None
@@ -177,6 +184,7 @@ def compiled_answers(
         concatenate=np.concatenate,
         push_parts=steady.parts,
         zeros=partial(np.zeros, dtype=np.int64),
+        **_coded_parts(steady.coded, increments, wire, steady.member),
     )
     varies = bytearray(template.size)
     for slot in template.slots:
@@ -231,6 +239,26 @@ def _coded(whole: WholeGradient, gradient: Arena, template: Template) -> tuple[o
         pieces.append((address, *piece[:4], second))
     ages = tuple(slot.begin for slot in others)
     return ages, tuple(pieces), gradient.data, whole.nbytes, whole.between
+
+
+def _coded_parts(
+    coded: CodedAnswers | None, increments: Increments | None, wire: Connection, member: Member
+) -> dict[str, Any]:
+    """Return what coded answers are made of; all None if answers are raw."""
+    found = dict.fromkeys(
+        ("increments", "replica", "delta", "follow", "regions", "answer_coded"), None
+    )
+    if coded is None:
+        return found
+    replica = coded.replies.replica
+    return {
+        "increments": increments,
+        "replica": replica.snapshots,
+        "delta": coded.replies,
+        "follow": coded.follow,
+        "regions": replica.regions_since,
+        "answer_coded": partial(coded.answer, wire, member.ledger),
+    }
 
 
 def _is_usual(slots: list[Slot], has_statistic: bool) -> bool:

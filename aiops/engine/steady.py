@@ -13,9 +13,9 @@ An exchange goes this way when all of this holds, and the general way (`Engine.h
 * it is the gradient of a whole model of at most `MOST` bytes, raw or in codecs whose payloads have
   constant lengths (`aiops.codecs.whole_gradient`), from a worker, which asks for nothing but all
   parameters;
-* the server does nothing else with it than update and answer: no bandwidth budget, no coded
-  answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
-  reads what the worker was sent, a policy that decides `APPLY` and is `repeatable`;
+* the server does nothing else with it than update and answer: no bandwidth budget, no gradients
+  kept to be applied again, no shards, no device, no clipping, no rule that reads what the worker
+  was sent, a policy that decides `APPLY` and is `repeatable`;
 * nothing is outstanding, queued or held, no warning is due, the payload passes its survey, and
   every filter admits it (`aiops.filters.screen.PushScreen.admits`).
 
@@ -36,7 +36,9 @@ import numpy as np
 
 from aiops.codecs.raw import NAME as RAW
 from aiops.codecs.whole_gradient import WholeGradient
+from aiops.engine.coded_answers import CodedAnswers
 from aiops.engine.compiled_answers import compiled_answers
+from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.membership import Acknowledged, Member
 from aiops.engine.update_queue import UpdateQueue
 from aiops.kernels.scan import Surveyor
@@ -76,10 +78,13 @@ class Recorded(NamedTuple):
         Its bytes, as they travelled behind the first prefix (`aiops.codecs.whole_gradient`).
     parts
         The rest of the row, which tells how it is coded (`aiops.state.row_kinds`); empty: raw.
+    coded
+        Whether its worker fetches coded parameters.
     """
 
     data: Bytes
     parts: bytes = b""
+    coded: bool = False
 
 
 class ExchangeRecord(Protocol):
@@ -94,6 +99,7 @@ class ExchangeRecord(Protocol):
         gradient: Recorded,
         ticket: int,
         sums: Ints,
+        followed: Ints | None,
     ) -> None:
         """Record an exchange, before it is answered.
 
@@ -109,6 +115,8 @@ class ExchangeRecord(Protocol):
             It; the memory is used again afterwards.
         ticket, sums
             The update's number and result, as in `aiops.engine.events.Applied`.
+        followed
+            The result of the delta replica's step, which has the next number; None: there was none.
         """
 
 
@@ -131,6 +139,8 @@ class Shortcut:
         The parts of a raw push, for the accounts.
     room
         Bytes that head buffers of larger models may still have.
+    coded
+        Coded answers; None: there is no delta replica.
     """
 
     def __init__(
@@ -139,8 +149,9 @@ class Shortcut:
         updates: UpdateQueue,
         surveyors: Sequence[Surveyor],
         machine: Resources,
+        coded: CodedAnswers | None = None,
     ) -> None:
-        self.store, self.machine = store, machine
+        self.store, self.machine, self.coded = store, machine, coded
         self.updates, self._pace, self._surveyors = updates, updates.pace, surveyors
         self._warnings = updates.warnings
         gain = updates.maker.numbers.gain
@@ -170,7 +181,7 @@ class Shortcut:
             The short way that the connection has, or None.
         """
         nbytes = self._nbytes
-        if not (nbytes <= MOST and member.worker and wants_all(push)):
+        if not (nbytes <= MOST and member.worker and wants_all(push, self.coded is not None)):
             return known
         whole = None
         if [part[:4] for part in push.parts] != [part[:4] for part in self.parts]:
@@ -194,7 +205,8 @@ class Shortcut:
             return None
         self.room -= needed
         template = Template(frame, [found[path] for path in paths])
-        return Steady(self, member, peer, wire, template, needed, whole)
+        coded = self.coded if push.coded else None
+        return Steady(self, member, peer, wire, template, needed, whole, coded)
 
     def _coded(self, push: Push) -> WholeGradient | None:
         """Return how pushes like this one lie in messages; None: they go the general way.
@@ -242,7 +254,8 @@ class Shortcut:
         record
             Where the exchange is recorded, or None.
         parts, recorded
-            In which it travelled, always the same object, and how it is recorded; None: raw.
+            In which it travelled, always the same object, and how it is recorded; None: raw, with a
+            raw answer.
 
         Returns
         -------
@@ -264,6 +277,9 @@ class Shortcut:
             and 0 <= base <= level
         ):
             return None
+        coded = self.coded if recorded is not None and recorded.coded else None
+        if coded is not None and not coded.may_follow:
+            return None
         surveyed = []
         for survey, section in zip(self._surveyors, gradient.sections, strict=True):
             found = survey(section)
@@ -283,10 +299,11 @@ class Shortcut:
             self._note(sums)
         if store.total <= self._warnings.total:
             self._warnings.due = True
+        tickets = self.updates.tickets
+        followed = None if coded is None else coded.follow(have)
         if record is not None:
-            tickets = self.updates.tickets
             recorded = recorded or Recorded(gradient.data)
-            record.exchanged(now, leased, peer, numbers, recorded, tickets, sums)
+            record.exchanged(now, leased, peer, numbers, recorded, tickets, sums, followed)
         vbar, vbars = store.statistic() if self._has_statistic else (None, b"")
         said = (number, True, staleness, float(staleness), vbar, vbars, "")
         member.exchanged(now, seq, said)
@@ -295,18 +312,27 @@ class Shortcut:
 
 
 def shortcut(
-    store: Store, updates: UpdateQueue, surveyors: Sequence[Surveyor], machine: Resources
+    store: Store,
+    updates: UpdateQueue,
+    surveyors: Sequence[Surveyor],
+    machine: Resources,
+    delta_replies: DeltaReplies | None = None,
 ) -> Shortcut | None:
     """Return the shared state of a server's steady exchanges, or None if it can have none."""
     if not store.layout.nbytes or not updates.answers_at_once:
         return None
-    return Shortcut(store, updates, surveyors, machine)
+    coded = None if delta_replies is None else CodedAnswers(delta_replies, updates)
+    return Shortcut(store, updates, surveyors, machine, coded)
 
 
-def wants_all(push: Push) -> bool:
-    """Return whether a push is of one mini-batch, and asks for nothing but all parameters, raw."""
+def wants_all(push: Push, coded: bool = False) -> bool:
+    """Return whether a push is of one mini-batch, and asks for nothing but all parameters.
+
+    ``coded``: also where they are to be coded. Default: False.
+    """
     return push.fetch and not (
-        push.wants or push.coded or push.count != 1 or push.lr_factors or not push.parts
+        (push.wants or push.count != 1 or push.lr_factors or not push.parts)
+        or (push.coded and not coded)
     )
 
 
@@ -346,6 +372,8 @@ class Steady:
         The bytes of `Shortcut.room` that it has taken. Default: 0.
     whole
         How coded gradients lie in messages; None: they are raw.
+    coded
+        Gives the answers their parameters, if they are coded; None: they are raw.
 
     Attributes
     ----------
@@ -353,7 +381,7 @@ class Steady:
         Bytes that an exchange's update reads and writes.
     member, peer, nbytes
         As above; the model's bytes, of each push and of each answer.
-    store, gradient, parts, whole
+    store, gradient, parts, whole, coded
         The parameters, a push's gradient and parts, and as above.
     recorded
         The last push, as it is recorded.
@@ -372,8 +400,9 @@ class Steady:
         template: Template,
         room: int = 0,
         whole: WholeGradient | None = None,
+        coded: CodedAnswers | None = None,
     ) -> None:
-        self._room = room
+        self._room, self.coded = room, coded
         self._shared, self.member, self.peer, self._wire = shared, member, peer, wire
         self.store, self._template, self.whole = shared.store, template, whole
         layout = shared.store.layout
@@ -385,9 +414,10 @@ class Steady:
             payload = wire.expect(template, whole.nbytes, whole.between)
         self._payload: Bytes = np.frombuffer(payload, np.uint8)
         parts = b"" if whole is None else pack([list(part[:4]) for part in whole.parts])
-        self.recorded = Recorded(self._payload, parts)
-        self._answer = shared.answer
-        self._answered = shared.machine.measure("send", wire.answered)
+        self.recorded = Recorded(self._payload, parts, coded is not None)
+        self._answer, measure = shared.answer, shared.machine.measure
+        self._answered = measure("send", wire.answered)
+        self._answered_coded = None if coded is None else measure("send", coded.answer)
         self.cost, self.nbytes = shared.store.cost, layout.nbytes
         self.compiled: Answers | None = None
         if shared.machine.measure is unmeasured:
@@ -434,7 +464,11 @@ class Steady:
         said = self._shared.update(*given, record, self.parts, self.recorded)
         if said is None:
             return None
-        id, _seq, _have, base = numbers
+        id, _seq, have, base = numbers
+        if self._answered_coded is not None:
+            wire, ledger = self._wire, self.member.ledger
+            made: bytes = self._answered_coded(wire, ledger, nbytes, id, have, said)
+            return made
         number, _used, staleness, mean, vbar, vbars, _why = said
         values: list[float | bytes] = [id, number, number, staleness, mean, base + staleness + 1]
         if vbar is not None:

@@ -168,8 +168,10 @@ class Training:
         self.data_sets = DataSets(membership, options.worker_deadline, closure)
         self.shortcut: Shortcut | None = None
         whole = not options.relaxed and placement is None and machine.device is None
-        if whole and budget is None and self.delta_replies is None:
-            self.shortcut = shortcut(store, self.updates, admission.surveyors(layout), machine)
+        if whole and budget is None:
+            self.shortcut = shortcut(
+                *(store, self.updates, admission.surveyors(layout), machine, self.delta_replies)
+            )
         admission.defined(held, self.tables)
         spread = admission.tables if options.spread_tables else None
         if stores and spread is not None and self.updates.maker.position is not None:

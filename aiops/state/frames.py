@@ -241,18 +241,18 @@ class FixedFrames:
 
     Attributes
     ----------
-    payload, rest
+    kind, payload, rest
         As given.
     nbytes
         Bytes that a frame takes; `END` follows it.
     """
 
     __slots__ = (
-        *("_before", "_end", "_kind", "_length", "_pack", "_zeros", "nbytes", "payload", "rest"),
+        *("_before", "_end", "_length", "_pack", "_zeros", "kind", "nbytes", "payload", "rest"),
     )
 
     def __init__(self, kind: int, row: Struct, payload: int, rest: bytes = b"") -> None:
-        self._kind, self._pack, self._length = kind, row.pack, row.size + len(rest)
+        self.kind, self._pack, self._length = kind, row.pack, row.size + len(rest)
         self.payload, self.nbytes = payload, frame_bytes(self._length, payload)
         self.rest, self._zeros = rest, _ZEROS[-self._length % 8]
         self._before = frame_bytes(self._length, 0)
@@ -279,7 +279,7 @@ class FixedFrames:
         head = _FRAME.pack(
             *(self._length, nbytes, number, time, _crc32(row), crc),
             unsynced if unsynced < UNKNOWN else UNKNOWN,
-            self._kind,
+            self.kind,
             flags,
             0,
         )

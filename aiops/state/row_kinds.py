@@ -33,6 +33,7 @@ class RowKind(IntEnum):
     MEASURED = 17
     PAUSED = 18
     COPY = 19
+    CODED = 20
 
 
 FIELDS: Mapping[RowKind, tuple[str, ...]] = {
@@ -55,8 +56,12 @@ FIELDS: Mapping[RowKind, tuple[str, ...]] = {
     RowKind.MEASURED: ("ticket", "squares"),
     RowKind.PAUSED: ("why",),
     RowKind.COPY: (),
+    RowKind.CODED: ("peer", "id", "seq", "have", "base", "check", "followed", "parts"),
 }
-"""The items of each kind's list, in order; of `STEADY` the fields of its struct, and its parts."""
+"""The items of each kind's list, in order.
+
+Of `STEADY` and `CODED` they are the fields of a struct, and the parts.
+"""
 
 STEADY_ROW = Struct("<IQQqQI")
 """The row of a steady exchange, a struct: peer, id, seq, have, base, check.
@@ -65,6 +70,15 @@ If the gradient is coded the list of its parts follows, in MessagePack: start, s
 of each payload. The row's payload has them as they travelled, each but the first behind its prefix
 of 5 bytes.
 """
+
+CODED_ROW = Struct("<IQQqQII")
+"""The row of a steady exchange whose answer is coded: as `STEADY_ROW`, and the check of its step.
+
+That is 0 if the delta replica took no step.
+"""
+
+STRUCTS = {RowKind.STEADY: STEADY_ROW, RowKind.CODED: CODED_ROW}
+"""Of the kinds of rows that begin with a struct."""
 
 
 def row_fields(kind: int, row: bytes, name: str) -> dict[str, Plain]:
@@ -82,8 +96,9 @@ def row_fields(kind: int, row: bytes, name: str) -> dict[str, Plain]:
     except ValueError:
         return {"row": row}
     values: Any
-    if known is RowKind.STEADY:
-        values = _steady_fields(row, name) if len(row) >= STEADY_ROW.size else None
+    if known in STRUCTS:
+        fields = STRUCTS[known]
+        values = _steady_fields(fields, row, name) if len(row) >= fields.size else None
     else:
         values = unpack(row, name)
     names = FIELDS[known]
@@ -92,6 +107,6 @@ def row_fields(kind: int, row: bytes, name: str) -> dict[str, Plain]:
     return dict(zip(names, values, strict=True))
 
 
-def _steady_fields(row: bytes, name: str) -> tuple[Any, ...]:
-    rest = row[STEADY_ROW.size :]
-    return *STEADY_ROW.unpack_from(row), unpack(rest, name) if rest else []
+def _steady_fields(fields: Struct, row: bytes, name: str) -> tuple[Any, ...]:
+    rest = row[fields.size :]
+    return *fields.unpack_from(row), unpack(rest, name) if rest else []

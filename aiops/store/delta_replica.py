@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from aiops.codecs import Codec, Encoder, NotFinite, raw
 from aiops.codecs.choice import CodecChoice
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.arena import Arena
-from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
+from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, Tensor, split
 from aiops.model.parts import Part, Parts, Ranges
 from aiops.model.placement import Pieces, Placement
 from aiops.store.snapshots import Lease, SnapshotPool, Version
@@ -50,13 +49,60 @@ class Coded(NamedTuple):
     payload: Bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Increment:
-    """One step of the replica: the model version that it leads to, and the coded pieces."""
+Places: TypeAlias = Sequence[tuple[int, str, int, int]]
+"""Where the payloads of a `region` lie: each with its piece, its codec, and its begin and bytes."""
 
-    number: int
-    coded: Mapping[int, Coded]
-    nbytes: int
+
+class Increment:
+    """One step of the replica.
+
+    Attributes
+    ----------
+    number
+        The model version that it leads to.
+    nbytes
+        The bytes of its payloads.
+    coded
+        The coded pieces.
+    region
+        The payloads of all pieces that have codecs, one after the other; None: it has not all, or
+        they lie elsewhere.
+    """
+
+    __slots__ = ("_coded", "_places", "nbytes", "number", "region")
+
+    def __init__(
+        self,
+        number: int,
+        coded: Mapping[int, Coded] | None,
+        nbytes: int,
+        region: bytes | None = None,
+        places: Places = (),
+    ) -> None:
+        self.number, self.nbytes, self.region = number, nbytes, region
+        self._coded, self._places = coded, places
+
+    @property
+    def coded(self) -> Mapping[int, Coded]:
+        """As above."""
+        if self._coded is None:
+            self._coded = cut_up(self.region or b"", self._places)
+        return self._coded
+
+
+class WholeSteps(Protocol):
+    """Steps of the replica of which every piece is touched, in compiled code."""
+
+    @property
+    def complete(self) -> bool:
+        """True if every difference of the last step could be encoded."""
+
+    def step(self, model: Bytes, replica: Bytes, results: Ints, behind: Any, /) -> bytes:
+        """Take a step in place, as `DeltaReplica.encode` does; return the `Increment.region`.
+
+        ``results``, ``behind``: of each piece, to be written: what `ReplicaJob.run` returns, and
+        `ReplicaJob.behind`.
+        """
 
 
 class DeltaReplica:
@@ -81,6 +127,15 @@ class DeltaReplica:
         has them dropped.
     parallel_map
         Shares the encoding of large tensors among threads.
+
+    Attributes
+    ----------
+    steps
+        Takes usual steps, if they are to be taken by compiled code.
+    places
+        Where payloads lie in the regions of its increments.
+    snapshots
+        Its versions.
     """
 
     def __init__(
@@ -99,7 +154,7 @@ class DeltaReplica:
         arena = Arena(held)
         arena.data[:] = current.arena.data
         versions = current.tensor_versions, current.level, current.changed.copy()
-        self._snapshots = SnapshotPool(Version(current.number, arena, *versions, layout), live)
+        self.snapshots = SnapshotPool(Version(current.number, arena, *versions, layout), live)
         pieces = Pieces.of(layout) if placement is None else placement.all
         codecs = _codecs(pieces, choice)
         if placement is not None and shard:
@@ -110,11 +165,17 @@ class DeltaReplica:
         self._names = [raw.NAME if codec is None else codec.name for codec in codecs]  # by piece
         self._own = held.tensors  # the first of the pieces, whose bytes are here
         self._encoders: dict[int, Encoder] = {}
+        self.steps: WholeSteps | None = None
         for piece, (tensor, codec) in enumerate(zip(self._own, codecs, strict=False)):
             if codec is not None:
                 encoder = codec.encoder(tensor.shape, feedback=False, backend=backend)
                 encoder.parallel_map = parallel_map
                 self._encoders[piece] = encoder
+        self.places, at = list[tuple[int, str, int, int]](), 0
+        for piece, encoder in self._encoders.items():
+            nbytes = encoder.codec.most(encoder.shape)
+            self.places.append((piece, self._names[piece], at, nbytes))
+            at += nbytes
         self._backend, self._parallel_map = backend, parallel_map
         self._differences = np.empty(
             max((self._own[piece].size for piece in self._encoders), default=0), np.float32
@@ -126,15 +187,24 @@ class DeltaReplica:
         self._points: dict[int, None] = {current.number: None}  # a set in order
         self._most = max(1, min(_MOST, MAX_TENSORS // max(1, len(pieces.tensors))))
         self._since: Ints = np.full(len(layout.tensors), current.number, np.int64)
+        self._coded: Ints = pieces.owners[[name != raw.NAME for name in self._names]]
+        self._raw: Ints = pieces.owners[[name == raw.NAME for name in self._names]]
+        self._set = current.number  # the last version of `_since` of a tensor that has a codec
         self._behind = np.zeros(len(self._own), bool)  # pieces that differ from the model
         self._gap = 1.0  # model versions between two fetches of a worker, a moving average
 
     # ------------------------------------------------------------ reading
 
     @property
+    def pieces(self) -> list[tuple[Tensor, Codec | None]]:
+        """The pieces that are here, each with its codec; None: it is sent whole."""
+        found = {piece: encoder.codec for piece, encoder in self._encoders.items()}
+        return [(tensor, found.get(piece)) for piece, tensor in enumerate(self._own)]
+
+    @property
     def current(self) -> Version:
         """The newest version of the replica; its number is the model version that it follows."""
-        return self._snapshots.current
+        return self.snapshots.current
 
     @property
     def oldest(self) -> int:
@@ -143,12 +213,12 @@ class DeltaReplica:
 
     def owns(self, version: Version) -> bool:
         """Return whether a version is one of the replica's, and not the model's."""
-        return version in self._snapshots
+        return version in self.snapshots
 
     @property
     def cut(self) -> int:
         """The number of slow readers that were cut off."""
-        return self._snapshots.cut
+        return self.snapshots.cut
 
     @property
     def lag(self) -> int:
@@ -157,21 +227,24 @@ class DeltaReplica:
 
     def lease(self) -> Lease:
         """Return a lease on its newest version."""
-        return self._snapshots.lease()
+        return self.snapshots.lease()
 
     def lease_of(self, version: Version) -> Lease:
         """Return a lease on one of its versions that is alive."""
-        return self._snapshots.lease_of(version)
+        return self.snapshots.lease_of(version)
 
     def asked(self, version: int, wanted: Wanted) -> None:
         """Note a fetch at a model version, for the average of `lag`."""
-        have = max([run[2] for run in wanted.wants], default=wanted.have)
+        self.asked_by(version, max([run[2] for run in wanted.wants], default=wanted.have))
+
+    def asked_by(self, version: int, have: int) -> None:
+        """Note a fetch of a reader that holds one version of all tensors."""
         if 0 <= have <= version:
             self._gap += 0.05 * (version - have - self._gap)
 
     def due(self, version: int) -> bool:
         """Return whether it is too far behind the model to be sent."""
-        return version - self.current.number >= self.lag
+        return version - self.snapshots.current.number >= self.lag
 
     def answer(self, wanted: Wanted) -> tuple[Parts, Lease | None]:
         """Return the parts that bring a reader up to the replica, and a lease on their bytes."""
@@ -193,7 +266,7 @@ class DeltaReplica:
                 continue
             for piece, step in steps:
                 _add(parts, coded, self._range(piece), step, version)
-        return tuple(parts), self._snapshots.lease(coded) if parts else None
+        return tuple(parts), self.snapshots.lease(coded) if parts else None
 
     def _steps(self, index: int, have: int) -> list[tuple[int, Coded]] | None:
         """Return the increments of a tensor's pieces since a version, each with its piece.
@@ -250,9 +323,63 @@ class DeltaReplica:
             version = int(self.current.tensor_versions[piece])
             for step in found[-number:]:
                 _add(parts, coded, (start, stop), step, version)
-        return tuple(parts), self._snapshots.lease(coded)
+        return tuple(parts), self.snapshots.lease(coded)
+
+    def regions_since(self, have: int) -> tuple[bytes, ...] | None:
+        """Return the increments of a reader that holds a version of all tensors.
+
+        They are `Increment.region`. None: its answer is another than of these, and of the tensors
+        without a codec.
+        """
+        current, found = self.snapshots.current, list[bytes]()
+        if have == current.number:
+            return ()
+        if have not in self._points or have < self._set or not current.all_changed:
+            return None
+        for increment in reversed(self._increments):
+            if increment.number <= have:
+                break
+            if increment.region is None:
+                return None
+            found.append(increment.region)
+        return tuple(reversed(found))
 
     # ------------------------------------------------------------ following the model
+
+    def step(self, model: Version) -> Ints:
+        """Bring the replica up to a version of the model, at once.
+
+        Returns what `ReplicaJob.run` returns.
+        """
+        if self.steps is None or not model.all_changed or self.snapshots.leased:
+            job = self.follow(model)
+            results = job.run()
+            self.followed(job, results)
+            self.settle()
+            return results
+        target, count = self.snapshots.target(), len(self._own)
+        results, behind = np.empty(count, np.int64), np.empty(count, bool)
+        region = self.steps.step(model.arena.data, target.arena.data, results, behind)
+        if not self.steps.complete:
+            job = ReplicaJob(self, model, target, np.arange(count))
+            coded = cut_up(region, self.places)
+            job.payloads = {
+                piece: payload
+                for piece, (_codec, _nbytes, payload) in coded.items()
+                if results[piece] >= 0 and payload is not None
+            }
+            job.behind = behind
+            self.followed(job, results)
+        else:  # `followed` in fewer calls
+            target.follow_all(model)
+            self._behind = behind
+            self._since[self._raw] = model.number
+            increment = Increment(model.number, None, len(region), region, self.places)
+            self._increments.append(increment)
+            self._points[model.number] = None
+            self._kept += len(region)
+        self.settle()
+        return results
 
     def follow(self, model: Version) -> ReplicaJob:
         """Return the job that brings the replica up to a version of the model.
@@ -262,16 +389,17 @@ class DeltaReplica:
         owners = self._pieces.owners[: len(self._own)]
         changed = model.changed[owners] > self.current.number
         behind = np.flatnonzero(self._behind | changed)
-        return ReplicaJob(self, model, self._snapshots.target(), behind)
+        return ReplicaJob(self, model, self.snapshots.target(), behind)
 
     def followed(self, job: ReplicaJob, results: Ints) -> None:
         """Publish a job's result; ``results`` is what `ReplicaJob.run` returned on all shards."""
         target, model, owners = job.target, job.model, self._pieces.owners
         touched = results != UNTOUCHED
         target.follow(model, self._every if touched.all() else np.unique(owners[touched]))
-        self._snapshots.publish(target)
+        self.snapshots.publish(target)
         self._behind = job.behind
         self._since[owners[results == WHOLE]] = model.number
+        self._set = int(self._since[self._coded].max(initial=0))
         coded = {}
         for piece in np.flatnonzero(results >= 0).tolist():
             coded[piece] = Coded(self._names[piece], int(results[piece]), job.payloads.get(piece))
@@ -364,7 +492,7 @@ class DeltaReplica:
 
     def restore_versions(self, current: Version, older: Sequence[Version]) -> None:
         """Continue with these versions, as `SnapshotPool.restore` does."""
-        self._snapshots.restore(current, older)
+        self.snapshots.restore(current, older)
 
     def restore(self, state: Mapping[str, Any], payloads: Bytes, arrays: Bytes) -> None:
         """Continue from what `state` returned.
@@ -386,6 +514,7 @@ class DeltaReplica:
         self._kept = sum(step.nbytes for step in self._increments)
         self._points = dict.fromkeys(state["points"])
         self._since = state["since"].copy()
+        self._set = int(self._since[self._coded].max(initial=0))
         self._behind = state["behind"].copy()
         self._gap = state["gap"]
         begin = 0
@@ -425,6 +554,15 @@ class ReplicaJob:
     def run(self) -> Ints:
         """Run the step; return for each piece its payload's bytes, -1 (whole) or -2 (untouched)."""
         return self.replica.encode(self)
+
+
+def cut_up(region: bytes, places: Places) -> dict[int, Coded]:
+    """Return the payloads of an `Increment.region`, by piece."""
+    data = np.frombuffer(region, np.uint8)
+    return {
+        piece: Coded(codec, nbytes, data[begin : begin + nbytes])
+        for piece, codec, begin, nbytes in places
+    }
 
 
 def _codecs(pieces: Pieces, choice: CodecChoice) -> list[Codec | None]:

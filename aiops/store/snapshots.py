@@ -171,9 +171,9 @@ class Version:
 
     @property
     def changed(self) -> Ints:
-        """The model version in which each tensor was last updated."""
+        """The model version in which each tensor was last updated. Not to be written to."""
         if self._changed is None:
-            self._changed = np.full(len(self.layout.tensors), self.number, np.int64)
+            return np.full(len(self.layout.tensors), self.number, np.int64)
         return self._changed
 
     def described(self) -> list[Any]:
@@ -197,6 +197,16 @@ class Version:
         changed[tensors] = other.number
         self._changed, self._parts = changed, None
         self.number, self._each, self.level = other.number, other.tensor_versions, other.level
+
+    @property
+    def all_changed(self) -> bool:
+        """True if every tensor was last updated in this version."""
+        return self._changed is None
+
+    def follow_all(self, other: Version) -> None:
+        """Take another version's number, as all values were taken."""
+        self._changed = self._parts = None
+        self.number, self._each, self.level = other.number, other._each, other.level
 
     def parts_since(self, have: int) -> Parts:
         """Return the parts for a reader that holds version ``have`` of all tensors."""

@@ -516,6 +516,15 @@ class Connection:
         counted.payload += len(payload)
         return b"".join((head, payload))
 
+    def took_expected(self, nbytes: int) -> None:
+        """Count the push that `match` found, whose answer is sent by `send`.
+
+        ``nbytes``: the argument of `match`.
+        """
+        assert self.expected is not None
+        overhead = self.expected.size + self._between
+        self.took(nbytes, "push", overhead, self._whole - overhead)
+
     # ------------------------------------------------------------ messages about rows
 
     def opening(self, nbytes: int) -> memoryview | None:

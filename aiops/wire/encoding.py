@@ -167,12 +167,12 @@ def encode(message: Message) -> bytes:
             elif widened is _ROWS and len(item) < _FEW:
                 chunks.append(_LISTS[len(item)])
                 chunks += map(_rows_part, item)
-            elif (widened is _PARTS or widened is _EACH) and len(item) == 1:
+            elif widened is _EACH and len(item) == 1:
                 chunks += _PART, _pack(item[0][:-1])[1:], _LONGEST(0xCF, item[0][-1])
             elif widened is _EACH and 1 < len(item) <= _MOST:
                 count = len(item)
                 chunks.append(bytes([0x90 + count]) if count < 16 else _LIST(0xDC, count))
-                chunks += map(_pushed_part, item)
+                chunks += map(_changing_part, item)
             else:
                 chunks.append(_pack(item))
         return b"".join(chunks)
@@ -181,8 +181,8 @@ def encode(message: Message) -> bytes:
         raise
 
 
-def _pushed_part(part: Part) -> bytes:
-    """Return a part of a push, whose version changes from one push to the next."""
+def _changing_part(part: Part) -> bytes:
+    """Return a part whose version changes from one message to the next."""
     if part[4] < 0:
         return bytes(_pack(part))
     return b"\x95%b%b" % (_pack(part[:4])[1:], _LONGEST(0xCF, part[4]))
@@ -211,14 +211,14 @@ _ROWS_PART = Struct(f">BBBQ{len(_RAW)}sBQBQ").pack
 # The headers of successive pushes differ in some integers, and so do those of their answers. These
 # integers are written in their longest form, so that all other bytes keep their values and offsets
 # (`aiops.wire.template`). Readers accept any form.
-_INTEGER, _PARTS, _EACH, _ROWS = "integer", "parts", "each part", "parts of rows"
+_INTEGER, _EACH, _ROWS = "integer", "each part", "parts of rows"
 _PART = b"\x91\x95"  # a list of one list of five
 _FEW = 4  # more parts than a message about rows has
-_MOST = 256  # parts of a push that are written so
+_MOST = 256  # parts of a push or its answer that are written so
 _LISTS = [bytes([0x90 + count]) for count in range(_FEW)]
 _WIDENED: Mapping[type[Message], Mapping[str, str]] = {
     Push: {**dict.fromkeys(("id", "seq", "have"), _INTEGER), "parts": _EACH},
-    Ack: {**dict.fromkeys(("id", "version", "current", "staleness"), _INTEGER), "parts": _PARTS},
+    Ack: {**dict.fromkeys(("id", "version", "current", "staleness"), _INTEGER), "parts": _EACH},
     Release: {"id": _INTEGER},
     FetchRows: {**dict.fromkeys(("id", "table"), _INTEGER), "parts": _ROWS},
     PushRows: {**dict.fromkeys(("id", "seq", "table", "version"), _INTEGER), "parts": _ROWS},

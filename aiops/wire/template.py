@@ -134,6 +134,37 @@ def framed(header: bytes, nbytes: int) -> bytes:
     return b"\xce%b%b\xc6%b" % (len(header).to_bytes(4), header, nbytes.to_bytes(4))
 
 
+def template_of(
+    header: bytes, nbytes: int | None, numbers: Sequence[Path], others: Sequence[Path] = ()
+) -> tuple[Template, Sequence[Path]]:
+    """Return the template of messages like one, and which of the ``others`` vary in it.
+
+    Parameters
+    ----------
+    header
+        Its header.
+    nbytes
+        The bytes of its first payload, whose prefix is part of the template; None: it has none.
+    numbers, others
+        The paths of what varies, and of what may vary.
+
+    Raises
+    ------
+    ValueError
+        When there is nothing of constant width at one of the ``numbers``.
+    """
+    found = slots(header, shortest=True)
+    varying = [path for path in others if path in found and found[path].end > found[path].begin]
+    data = framed(header, nbytes or 0)
+    try:
+        return Template(
+            data if nbytes is not None else data[:-PREFIX],
+            [found[path] for path in (*numbers, *varying)],
+        ), varying
+    except KeyError as error:
+        raise ValueError(f"no number that may vary at {error}") from None
+
+
 def slots(header: bytes, *, shortest: bool = False) -> dict[Path, Slot]:
     """Return every number of fixed width, and every run of bytes, where they lie in `framed`.
 

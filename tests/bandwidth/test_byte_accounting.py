@@ -119,6 +119,36 @@ class TestByTensor:
         assert column(ledger, "fetched")["a"] == 50
         assert column(ledger, "fetched_raw")["a"] == A
 
+    @each_row(
+        "answer",
+        [
+            (),
+            WHOLE,
+            (
+                Part(0, A, "int8", 25, 1),
+                Part(0, A, "int8", 25, 1),
+                Part(A, A + B + C, "raw", B + C, 1),
+            ),
+            (Part(0, A, "int8", 25, 1), Part(A, A + B, "raw", B, 1)),
+        ],
+        ids=len,
+    )
+    @each_row("parts", [WHOLE, (Part(0, A, "int8", 25, 0), Part(A, A + B + C, "raw", B + C, 0))])
+    def test_many_exchanges_are_counted_at_once(self, answer: Parts, parts: Parts) -> None:
+        """As each by itself, but for requests that are open."""
+        one, many = Ledger(LAYOUT, own=True), Ledger(LAYOUT, own=True)
+        for seq in range(1, 8):
+            exchange(one, push(seq, parts), ack(seq, answer))
+        many.exchanged(2, True, parts, 2, answer)
+        many.exchanged(7, True, parts, 5, answer)
+        assert many.report() == one.report()
+        for ledger in (one, many):
+            exchange(ledger, push(7, parts), ack(7, answer))
+            exchange(ledger, Reapply(8, 8, True, 0), ack(8, answer))
+            assert ledger.unfetched == 0
+        assert many.report() == one.report(), "the last push is known"
+        assert pack(many.state()["tallies"]) == pack(one.state()["tallies"])
+
     def test_thousands_of_tensors_are_summed_up(self) -> None:
         layout = Layout([(f"t{index}", "float32", (1,)) for index in range(SHOWN + 10)])
         ledger = Ledger(layout)

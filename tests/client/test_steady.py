@@ -54,12 +54,25 @@ LARGE_CODED: Mapping[str, Array] = {
     "b": np.arange(3, dtype=np.float32),
 }
 
+FETCHED: Mapping[str, Array] = {**CODED, "h": np.array([5, 6, 7], np.float16)}
+
 MODELS = {"small": SMALL, "large": LARGE, "coded": CODED, "large coded": LARGE_CODED}
+INCREMENTS = {"fetched": FETCHED, "both": CODED, "large fetched": LARGE_CODED}
+"""Models that are fetched coded."""
+ALL = {**MODELS, **INCREMENTS}
+
 CODECS: Mapping[str, Sequence[str]] = {
     "coded": ["int8", "bf16@v"],
     "large coded": ["int8"],
+    "both": ["bf16", "int8@v"],
 }
-"""Those of the servers, by model."""
+"""Those of gradients, by model."""
+FETCH_CODECS: Mapping[str, Sequence[str]] = {
+    "fetched": ["int8", "bf16@v"],
+    "both": ["int8", "onebit@v"],
+    "large fetched": ["bf16"],
+}
+"""Those of parameters."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,7 +88,8 @@ class Half:
     def __init__(
         self, steady: bool, model: str = "small", policy: str = "asgd", face: str = "blocking"
     ) -> None:
-        self.server = MemoryServer(policy, push_codec=CODECS.get(model, ()))
+        codecs = CODECS.get(model, ()), FETCH_CODECS.get(model, ())
+        self.server = MemoryServer(policy, None, *codecs)
         self.other: Client = self.server.call(Client, URL, role="worker")
         self._steady = steady
         self.short = 0  # exchanges that went the short way
@@ -85,10 +99,10 @@ class Half:
             without_waiting(self.client)
             self.count(self.client._connection)
         else:
-            start = MODELS[model] if face == "worker" else None
+            start = ALL[model] if face == "worker" else None
             self.client = Awaited(self.server, start, self.count)
         worker = getattr(self.client, "worker", None)
-        self.params = worker.params if worker else self.client.define(MODELS[model])
+        self.params = worker.params if worker else self.client.define(ALL[model])
         self.theirs = self.other.fetch()
         self.gradient = {name: np.ones_like(array) for name, array in self.params.items()}
         self.room = self.params.like()
@@ -137,6 +151,11 @@ class Half:
     def socket(self) -> Any:
         return getattr(self.client._connection, "socket", None) or self.server.sockets[-1]
 
+    @property
+    def replica(self) -> Any:
+        """The server's delta replica, or None."""
+        return self.server.engine.replica
+
     def coding(self) -> dict[Any, bytes]:
         """What the encoders of gradients have left out, by the byte of the arena."""
         coding = self.client._session.info.coding
@@ -169,8 +188,29 @@ class Half:
             "pending": list(pending.by_id),
             "coding": self.coding(),
             "server": (store.version, store.current.arena.data.tobytes()),
+            "replica": self.replica and self.replica.current.arena.data.tobytes(),
             "theirs": [sock.wire.traffic.counts() for sock in self.server.sockets],
         }
+
+
+def answer_with(half: Half, increments: int) -> None:
+    """Have the server answer the next exchange with so many increments, if they are fetched."""
+    half.replica._lag = 1
+    others_exchange(half, increments - 1 if increments else 0)
+    half.replica._lag = 1 if increments else 9
+
+
+def teach(half: Half) -> None:
+    """Have a client learn the steady exchange, with all forms of its answers."""
+    if half.replica is None:
+        for _ in range(2):
+            half.client.exchange(half.params, half.gradient)
+        assert half.short == 1
+        return
+    for increments in (1, 2, 0, 3, 1):
+        answer_with(half, increments)
+        half.client.exchange(half.params, half.gradient)
+    assert half.short >= 1
 
 
 class Twins:
@@ -281,6 +321,17 @@ def others_push(half: Half, seed: int) -> Any:
         half.other.push(half.theirs, {name: np.ones_like(a) for name, a in half.theirs.items()})
 
 
+def others_exchange(half: Half, seed: int) -> Any:
+    """With a coded fetch the next answer has as many increments more."""
+    for _ in range(seed % 4):
+        half.other.exchange(half.theirs, {n: np.ones_like(a) for n, a in half.theirs.items()})
+
+
+def replica_may_lag(half: Half, seed: int) -> Any:
+    if half.replica is not None:
+        half.replica._lag = seed % 4
+
+
 def ping_first(half: Half, seed: int) -> Any:
     half.socket.say(PING)
     return half.client.exchange(half.params, half.gradient)
@@ -294,7 +345,7 @@ DEEDS = [
     *(with_the_same_arrays, with_the_same_arrays, with_other_arrays, with_room, with_some),
     *(with_a_wrong_shape, with_a_wrong_dtype, with_a_wrong_name, with_another_order_of_bytes),
     *(with_nan, into_another, without_parameters, fetch, forget, look_at_versions, others_push),
-    *(ping_first, stats),
+    *(ping_first, stats, others_exchange, others_exchange, replica_may_lag),
 ]
 
 pieces = st.none() | st.integers(1, 400) | st.sampled_from((4096, 70_000))
@@ -316,7 +367,7 @@ steps = st.tuples(st.sampled_from(DEEDS), st.integers(0, 11), faults)
 Does = list[tuple[Callable[[Half, int], Any], int, dict[str, Any]]]
 
 anything = given(
-    st.sampled_from(("small", "small", "large", "coded", "large coded")),
+    st.sampled_from(("small", *ALL)),
     st.sampled_from(("asgd", "fasgd", "sasgd")),
     st.lists(steps, min_size=1, max_size=12),
 )
@@ -349,15 +400,15 @@ def check(model: str, policy: str, face: str, does: Does) -> None:
                 return deed(half, seed)  # noqa: B023
 
             twins.both(do)
-        for _ in range(2):  # the first may have to bring what is not held
-            twins.push()
+        for _ in range(10 if model in INCREMENTS else 2):  # until what is not held is brought
+            twins.push()  # and each number of increments has come once
         before, versions = twins.short, twins.halves[0].params.copy().versions
         twins.push()
         level = len(set(versions.tolist())) == 1  # else a push has several parts
         assert twins.short == before + level, "whatever has happened, the next is steady again"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ALL)
 @pytest.mark.parametrize("policy", ["asgd", "fasgd"])
 def test_it_is_taken_for_all_but_the_first(model: str, policy: str) -> None:
     with Twins(model, policy) as twins:
@@ -387,7 +438,7 @@ def test_numbers_that_need_another_width_are_learnt(monkeypatch: pytest.MonkeyPa
         assert 280 < twins.short < 300
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ALL)
 def test_a_lost_answer_is_asked_for_again(model: str) -> None:
     with Twins(model) as twins:
         twins.push()
@@ -407,7 +458,7 @@ def test_a_lost_answer_is_asked_for_again(model: str) -> None:
             twins.push()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ALL)
 def test_a_push_cut_midway_is_sent_again(model: str) -> None:
     with Twins(model) as twins:
         twins.push()
@@ -490,7 +541,7 @@ def _other_id(answer: Callable[[Message], Message]) -> Callable[[Message], Messa
 
 
 @each_row("at", ["sendmsg", "recv_into"])
-@each_row("model", MODELS)
+@each_row("model", ALL)
 def test_what_breaks_in_uses_up_the_number(at: str, model: str) -> None:
     """A push may be part of the model when Ctrl-C comes: the next is another one."""
     with Twins(model) as twins:

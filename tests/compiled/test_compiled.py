@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from aiops import compiled
-from aiops.client import steady
+from aiops.client import coded_answer, steady, steady_increments
 from aiops.client.sync import shard_socket
+from aiops.codecs import whole_gradient
 from aiops.engine.staleness import _MEMORY, EXACT
 from aiops.kernels.interface import STATISTIC_SCALE
 from aiops.model.parts import LARGEST
@@ -77,6 +78,9 @@ def test_its_constants_are_pythons() -> None:
         "LIMIT": LIMIT,
         "SCALE": STATISTIC_SCALE,
         "SLOTS": len(steady._ACK) + len(steady._STATISTICS),
+        "AGE": len(coded_answer._BEFORE),
+        "ACKS": steady_increments.MOST,
+        "PARTS": whole_gradient.MOST,
     }
     for name, value in known.items():
         assert eval(defined[name].replace("LL", "")) == value, name

@@ -280,9 +280,7 @@ LONG = {
     "push_rows": ("id", "seq", "table", "version"),
     "rows": ("id", "version", "staleness"),
 }
-"""The integers that the page says are written in eight bytes, with the version of a sole part.
-
-Of a push it is the version of each part."""
+"""The integers that are written in eight bytes, with the version of each part."""
 
 ROWS = ("fetch_rows", "push_rows", "rows")
 """Messages of which the rows, bytes and version of every part are written so, too."""
@@ -299,8 +297,8 @@ def lengthened(header: dict[str, Any]) -> dict[str, Any]:
         for part in header["parts"]:
             for field in (1, 3, 4):
                 part[field] = foreign.Wide(part[field])
-    elif len(header.get("parts", ())) == 1 or header["kind"] == "push":
-        for part in header["parts"]:
+    else:
+        for part in header.get("parts", ()):
             part[4] = foreign.Wide(part[4])
     return header
 

@@ -123,6 +123,7 @@ async def scenes(
     monkeypatch: pytest.MonkeyPatch,
     policy: str,
     model: Mapping[str, Array] = MODEL,
+    kind: type[Scene] = Scene,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
     update, made = Store.update, list[Scene]()
@@ -138,7 +139,7 @@ async def scenes(
     monkeypatch.setattr(Store, "update", counted)
     monkeypatch.setattr(Steady, "general", general)
     async with aiops.serve(policy=policy, port=0, **{"kernels": "numpy", **settings}) as server:
-        each = Scene(server, model)
+        each = kind(server, model)
         made.append(each)
         while not server.warm:  # noqa: ASYNC110  (it is made so on a thread, which sets no event)
             await asyncio.sleep(0.002)
@@ -714,7 +715,8 @@ async def test_what_are_no_parts_of_it(
 PARTS: tuple[tuple[str, Any], ...] = (
     *(("even", ()), ("kernels", ()), ("masters", ()), ("states", ()), ("spans", [])),
     *(("spans", ()), ("spans", (7,)), ("spans", ((1, 2),))),
-    *(("recorded", None), ("recorded", (b"",)), ("recorded", (b"", "parts"))),
+    *(("recorded", None), ("recorded", (b"",)), ("recorded", (b"", "parts", False))),
+    ("recorded", (b"", b"", False, 0)),
     *((name, object()) for name in ("wire", "member", "store", "pool", "updates", "held")),
     *((name, object()) for name in ("maker", "collected", "warnings", "closure", "guard")),
     *((name, object()) for name in ("histogram", "pace", "gradient", "recent")),
@@ -789,12 +791,13 @@ class TestServer:
         files.exchanges = SimpleNamespace(exchanged=lambda *given: seen.append(given))  # type: ignore[assignment]
         assert is_answer(self.answer(scene))
         files.exchanges = None
-        ((time, is_leased, peer, numbers, gradient, ticket, sums),) = seen
+        ((time, is_leased, peer, numbers, gradient, ticket, sums, followed),) = seen
         assert isinstance(time, float)
         assert (is_leased, peer, ticket) == (False, scene.steady.peer, scene.updates.tickets)
         assert numbers == (scene.seq, scene.seq, 0, 0)
         assert gradient is scene.steady.recorded
         assert sums.dtype == np.int64
+        assert followed is None
 
     async def test_an_error_is_the_servers(self, scene: Scene) -> None:
         errors: list[BaseException] = []

@@ -28,7 +28,7 @@ from aiops.net.mapped_file import SHORT
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.kept_state import KeptState
 from aiops.state.frames import END, FRAME, FixedFrames
-from aiops.state.row_kinds import STEADY_ROW, RowKind
+from aiops.state.row_kinds import CODED_ROW, STEADY_ROW, RowKind
 from aiops.store.snapshots import SnapshotPool
 from tests.engine.test_compiled_answers import GENERAL, SIZE, Scene, is_answer, scenes
 from tests.rows import each_row
@@ -201,7 +201,9 @@ async def test_memory_is_borrowed(lent: Lent, monkeypatch: pytest.MonkeyPatch) -
     for name, value in (("_lent_to", AT), ("_lent_until", 0.0)):
         setattr(lent.writer, name, value)
         assert is_answer(lent.answer())
-        assert given.pop() == (lent.scene.member.answered, 4 * SIZE, b"")
+        time, gradient = given.pop()
+        assert time == lent.scene.member.answered
+        assert gradient is lent.scene.steady.recorded
     assert lent.writer._at == AT + 2 * NBYTES
     assert not lent.told
     assert not given
@@ -266,6 +268,7 @@ CONDITIONS: tuple[tuple[str, str, Any], ...] = (
     ("writer", "_frames", OtherFrames()),
     ("writer", "_frames", FixedFrames(RowKind.STEADY, STEADY_ROW, 4 * SIZE + 8)),
     ("writer", "_frames", FixedFrames(RowKind.STEADY, STEADY_ROW, 4 * SIZE, b"\x91")),
+    ("writer", "_frames", FixedFrames(RowKind.CODED, CODED_ROW, 4 * SIZE)),
     ("writer", "_at", -8),
     ("writer", "_at", None),
     ("writer", "_at", (1 << 16) - NBYTES - len(END) + 8),
@@ -295,12 +298,12 @@ async def test_a_condition(owner: str, name: str, value: Any, lent: Lent) -> Non
     try:
         assert lent.answer() is not None
         (told,) = lent.told
-        time, leased, peer, numbers, gradient, ticket, sums = told
+        time, leased, peer, numbers, gradient, ticket, sums, followed = told
         assert (time, leased) == (lent.scene.member.answered, False)
         assert (peer, ticket) == (lent.scene.steady.peer, lent.scene.updates.tickets)
         assert numbers == (lent.scene.seq, lent.scene.seq, 0, 0)
         assert gradient is lent.scene.steady.recorded
-        assert (sums.dtype, sums.tolist()) == (np.int64, [0])
+        assert (sums.dtype, sums.tolist(), followed) == (np.int64, [0], None)
         assert set(lent.memory) == {0xAA}
     finally:
         setattr(of, name, kept)

@@ -32,11 +32,14 @@ GENERAL = 62
 STEADY = 19
 """The same by the short way (`aiops.engine.steady`)."""
 
-STEADY_JOURNALLED = 26
+STEADY_JOURNALLED = 27
 """The same with ``--state``, and the row written to the file."""
 
 STEADY_COMPILED = {"ringmaster": 2, "record": 7, "state": 2}
 """The same in compiled code, with a policy that is asked, and with a journal; of others it is 1."""
+
+STEADY_CODED = 18
+"""The same in compiled code, with an answer for which the delta replica takes a step."""
 
 STEADY_FILTERED = 24
 """The same with ``--filter``, of which the decision is one compiled call."""
@@ -91,11 +94,11 @@ async def serving(policy: str, **settings: Any) -> tuple[Any, Server, Line]:
 POLICIES = ["asgd", "sasgd", "fasgd", "exponential", "downpour", "ringmaster"]
 
 
-async def least(policy: str, **settings: Any) -> Calls:
-    """Return the calls of an exchange, the median of several."""
+async def least(policy: str, pushed: dict[str, Any] | None = None, **settings: Any) -> Calls:
+    """Return the calls of an exchange, the median of several; ``pushed``: fields of pushes."""
     running, _server, line = await serving(policy, **settings)
     try:
-        found = [line.exchange(line.push()) for _ in range(9)][4:]
+        found = [line.exchange(line.push(**(pushed or {}))) for _ in range(9)][4:]
     finally:
         await running.__aexit__(None, None, None)
     return sorted(found, key=lambda each: each.count)[len(found) // 2]
@@ -118,6 +121,16 @@ async def test_the_short_way_in_compiled_code(policy: str) -> None:
     found = await least(policy)
     assert "engine/steady.py" not in found.files
     assert found.count <= STEADY_COMPILED.get(policy, 1), str(found)
+
+
+async def test_coded_answers_in_compiled_code() -> None:
+    pytest.importorskip("numba")
+    if core() is None:
+        pytest.skip("there was no C compiler")
+    found = await least("asgd", {"coded": True}, fetch_codec=["int8"])
+    assert "engine/steady.py" not in found.files
+    assert "engine/replies.py" not in found.files
+    assert found.count <= STEADY_CODED, str(found)
 
 
 @pytest.mark.parametrize("kept", ["state", "record"])

@@ -36,7 +36,7 @@ from aiops.net.disk import Disk, SystemDisk
 from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.server import Server
 from aiops.serving.state.kept_state import KeptState
-from aiops.state.row_kinds import RowKind
+from aiops.state.row_kinds import STRUCTS
 from aiops.wire import messages
 from aiops.wire.connection import SMALL
 from aiops.wire.encoding import encode
@@ -139,6 +139,7 @@ class Worker:
     id: int = 0
     last: messages.Push | None = None
     data: bytes = b""
+    held: int = 0  # the version of the delta replica that its last coded answer brought
     said: list[bytes] = field(default_factory=list)
 
     @property
@@ -244,7 +245,8 @@ class Course:
         worker.id += 1
         base = max(0, level - op.lag)
         parts, worker.data = self.payloads(op, base)
-        have = -1 if op.have == 99 else max(-1, store.version - op.have)
+        newest = worker.held if op.coded else store.version
+        have = -1 if op.have == 99 else max(-1, newest - op.have)
         wants = ((0, len(store.layout.tensors), max(have, 0)),) if op.wants else ()
         worker.last = messages.Push(
             worker.id, worker.seq, op.fetch, have, parts, wants, op.coded, op.count
@@ -319,6 +321,9 @@ class Course:
             ping = worker.written(messages.Ping(worker.id))
             worker.line.feed(ping + self.push(worker, op), op.most)
         await asyncio.sleep(0.3 if op.what == "wait" else 0.01)
+        replica = self.server.engine.replica
+        if replica is not None and op.coded and op.fetch:
+            worker.held = replica.current.number
 
     def seen(self) -> tuple[list[bytes], bytes, list[bytes], dict[str, Any]]:
         """Return what can be seen of it now."""
@@ -327,6 +332,12 @@ class Course:
         said = [b"".join([*worker.said, worker.line.written]) for worker in self.workers]
         state = [array.tobytes() for arrays in engine.store.state for array in arrays]
         state += [array.tobytes() for array in engine.store.masters if array is not None]
+        if engine.replica is not None:
+            state += [
+                engine.replica.current.arena.data.tobytes(),
+                *map(bytes, engine.replica.payloads()),
+            ]
+            state.append(repr(engine.replica.state()).encode())
         report = engine.report()
         for key in ("receive_bytes", "receive_bytes_peak"):  # the short way needs none of them
             del report[key]
@@ -475,7 +486,7 @@ def journalled(
         if each is not general:
             assert each.short == seen[1].short
             assert rows_of(rows[1:]) == rows_of(frames[1][1:])  # the first has the run's name
-            assert sum(row.kind == RowKind.STEADY for row in rows) == each.short
+            assert sum(row.kind in STRUCTS for row in rows) == each.short
     return seen[-1], seen[-1].short - told
 
 
@@ -634,7 +645,6 @@ def test_who_goes_the_short_way(policy: Any, folder: Path) -> None:
     warned = sum(text.startswith("at version") for text in seen.report["warnings"])
     name, chosen, others = policy
     never = name in ("dcasgd", "ssp", "softsync") or "clip" in str(chosen)
-    never = never or "fetch_codec" in others
     never = never or "reapply" in others.get("gate", "")
     # 1 − c is 0 in the first update alone, so the second needs another proof that it is finite.
     proven = name == "schedule-free"
@@ -643,6 +653,65 @@ def test_who_goes_the_short_way(policy: Any, folder: Path) -> None:
         assert seen.compiled == (0 if "schedule_unit" in chosen else short)
         assert seen.direct == (seen.compiled if len(KERNELS) > 1 else 0)
     assert warned == ("c_push" in others.get("gate", "") or "eps" in chosen)
+
+
+FETCHED: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("asgd", {}, {"fetch_codec": ["int8"]}),
+    ("fasgd", {}, {"fetch_codec": ["bf16@a", "onebit"]}),
+    ("asgd", {"optimizer": "momentum"}, {"fetch_codec": ["fp16"], "fetch_lag": 1}),
+    ("asgd", {}, {"fetch_codec": ["int8"], "fetch_lag": 3}),
+    ("downpour", {}, {"fetch_codec": ["onebit"]}),
+    ("asgd", {"optimizer": "momentum"}, {"fetch_codec": ["topk:0.2"]}),
+)
+"""With answers that are coded. Those of the last vary in length."""
+
+CODED = [replace(op, coded=True) for op in USUAL]
+
+
+@pytest.mark.parametrize("policy", FETCHED, ids=str)
+@pytest.mark.parametrize("model", ["one tensor", "mixed", "coded", "coded alone"])
+def test_coded_answers_go_the_short_way(model: str, policy: Any, folder: Path) -> None:
+    """All that follow a worker's first push, whether or not the replica takes a step."""
+    behind = [Op("push", worker=n % 3, seed=n, coded=True, have=n % 4) for n in range(9)]
+    raw = [Op("push", worker=n % 3, seed=n, coded=n % 2 > 0) for n in range(4)]
+    course = [*CODED, *behind, *CODED, *raw, Op("watch", seed=3)]
+    seen = compare(policy, model, ["ours", "turned", "short"], course, folder=folder)
+    assert len(course) - 12 < seen.short < len(course)
+    if core() is not None and len(KERNELS) > 1:
+        assert seen.compiled == (0 if "topk" in str(policy) and "coded" in model else seen.short)
+
+
+def test_coded_answers_of_differences_that_cannot_be_encoded(folder: Path) -> None:
+    """The tensor is sent whole then, and increments begin anew."""
+    far = [Op("push", worker=n % 2, seed=n, coded=True, bad=9e17) for n in range(4)]
+    policy = "asgd", {"lr": 1.0}, {"fetch_codec": ["int8"], "fetch_lag": 1}
+    course = [*CODED, *far, *CODED]
+    seen = compare(policy, "coded alone", ["ours", "ours"], course, folder=folder)
+    assert seen.short > 20
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+)
+@given(
+    policy=st.sampled_from(FETCHED),
+    model=st.sampled_from(["one tensor", "several", "mixed", "coded", "coded alone"]),
+    styles=st.lists(st.sampled_from(["ours", "turned", "ours", "short"]), min_size=2, max_size=3),
+    course=st.lists(st.one_of(usual, odd, bad_only), min_size=8, max_size=20),
+    raw=st.integers(0, 3),
+)
+def test_both_ways_keep_one_journal_of_coded_answers(
+    policy: Any, model: str, styles: list[str], course: list[Op], raw: int, folder: Path
+) -> None:
+    course = [replace(op, coded=op.seed % 4 >= raw) for op in course]
+    with pytest.MonkeyPatch.context() as patch:
+        given = policy, model, styles, [*CODED[:6], *course, *CODED]
+        journalled(*given, folder=folder, monkeypatch=patch)
 
 
 def test_a_rate_rises_on_the_short_way(folder: Path) -> None:

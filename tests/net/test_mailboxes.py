@@ -569,6 +569,34 @@ def test_another_size_is_not_opened(nbytes: int) -> None:
         assert poster.exchange() == parameters(served)
 
 
+class CodedPoster(Poster):
+    """One that fetches coded parameters, and holds those of the first version."""
+
+    def next(self) -> bytes:
+        self.seq += 1
+        data = np.full(SIZE, self.seq / 8, np.float32).tobytes()
+        part = Part(0, NBYTES, "raw", NBYTES, 0)
+        return frame(messages.Push(self.seq, self.seq, True, 0, (part,), coded=True), data)
+
+
+def test_coded_answers_are_not_left_in_one() -> None:
+    """Their lengths vary; compiled code answers by the socket."""
+    pytest.importorskip("numba")
+    settings = {"kernels": "numba", "fetch_codec": ["int8"], "fetch_lag": 1}
+    with Served(**settings) as served, CodedPoster(served.url) as poster:
+        served.warm()
+        poster.polled()
+        poster.announce()
+        assert isinstance(poster.ask(messages.Ping(1)), messages.Pong)
+        before = served.call(answered)
+        for _ in range(3):
+            poster.exchange()
+        assert poster.payloads[0] == parameters(served)  # none of the increments are that old
+        assert served.call(answered) == before + 3
+        assert poster.word(OPEN_AT) == 0
+        assert served.served == 0
+
+
 def test_one_that_comes_early_is_opened_once_compiled_code_answers(served: Served) -> None:
     """As that of a worker whose gradients are coded, while the server compiles their codec."""
     with Poster(served.url) as poster:

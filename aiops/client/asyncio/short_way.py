@@ -120,7 +120,7 @@ class AsyncShortWay:
         self.began, self.beat = 0.0, BEAT
         self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
         self.spin, self.nap = Spin(), Spin()
-        self._warming = False  # a thread compiles the codecs' loops
+        self._warming: SteadyExchange | None = None  # whose codecs' loops a thread compiles
         self._turned = 0.0  # when the loop had a turn in an exchange
 
     def connected(self, transport: asyncio.Transport) -> None:
@@ -304,15 +304,15 @@ class AsyncShortWay:
         The codecs' loops are compiled on a thread, which may take seconds. Until then all is done
         in Python.
         """
-        coded = steady.forms.coded
-        if self._fd >= 0 and coded is not None and not coded.whole.is_ready("auto"):
+        forms = steady.forms
+        if self._fd >= 0 and not forms.is_ready:
             self._compiled_from = self._compiled = None
-            if not self._warming:
-                self._warming = True
-                threading.Thread(target=coded.compiled, name="aiops-codecs", daemon=True).start()
+            if self._warming is not steady:
+                self._warming = steady
+                threading.Thread(target=forms.warm, name="aiops-codecs", daemon=True).start()
             return
         self._compiled_from = steady
-        self._compiled = made(steady.forms, self._fd) if self._fd >= 0 else None
+        self._compiled = made(forms, self._fd) if self._fd >= 0 else None
 
     # ------------------------------------------------------------ what the transport brings
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aiops.client.coded_answer import CodedAnswer
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt
 from aiops.client.steady import CompiledExchange, Forms, SteadyExchange
@@ -21,6 +22,7 @@ from aiops.model.mailbox import Mailbox
 from aiops.net.busy_poll import Spin
 from aiops.net.tls_socket import StreamSocket
 from aiops.net.unix_socket import UnixSide
+from aiops.wire.template import Template
 
 _KINDS: Mapping[str, str] = {"B": "u", "H": "u", "I": "u", "Q": "u", "f": "f", "d": "f"}
 """The kinds of values that compiled code knows, by their `struct` codes; and bytes, ``"12s"``."""
@@ -57,14 +59,9 @@ def made(forms: Forms, fd: int) -> CompiledExchange | None:
     if exchange is None:
         return None
     _learn(core())
-    ack, slots = forms.ack, []
-    varies = bytearray(ack.size)
-    for slot in ack.slots:
-        kind = "s" if slot.code.endswith("s") else _KINDS.get(slot.code)
-        if kind is None:
-            return None
-        varies[slot.begin : slot.end] = b"\xff" * (slot.end - slot.begin)
-        slots.append((slot.begin, slot.end - slot.begin, kind))
+    acks = [_ack(answer) for answer in forms.answers] or [_raw_ack(forms)]
+    if None in acks:
+        return None
     id, seq, have, *ages = (slot.begin for slot in forms.push.slots)
     coded = None
     if forms.coded is not None:
@@ -77,9 +74,7 @@ def made(forms: Forms, fd: int) -> CompiledExchange | None:
             fd,
             bytearray(forms.push.data),
             (id, seq, have, *ages),
-            ack.data,
-            bytes(varies),
-            tuple(slots),
+            tuple(acks),
             forms.room,
             forms.nbytes,
             forms.tensors,
@@ -89,6 +84,43 @@ def made(forms: Forms, fd: int) -> CompiledExchange | None:
         )
     except ValueError:  # a mean of another kind, say
         return None
+
+
+def _header(ack: Template) -> tuple[bytes, bytes, list[tuple[int, int, str]]] | None:
+    """Return a header, a mask of what varies in it, and where that lies; None: in no known form."""
+    varies, slots = bytearray(ack.size), []
+    for slot in ack.slots:
+        kind = "s" if slot.code.endswith("s") else _KINDS.get(slot.code)
+        if kind is None:
+            return None
+        varies[slot.begin : slot.end] = b"\xff" * (slot.end - slot.begin)
+        slots.append((slot.begin, slot.end - slot.begin, kind))
+    return ack.data, bytes(varies), slots
+
+
+def _raw_ack(forms: Forms) -> Any:
+    """Return the form of raw answers for compiled code, or None."""
+    found = _header(forms.ack)
+    if found is None:
+        return None
+    ack, varies, slots = found
+    return ack, varies, tuple(slots), (), forms.nbytes, None
+
+
+def _ack(answer: CodedAnswer) -> Any:
+    """Return a form of coded answers for compiled code, or None."""
+    found, pieces = _header(answer.template), answer.compiled()
+    if found is None or pieces is None:
+        return None
+    ack, varies, slots = found
+    count = len(slots) - answer.further_ages
+    slots, ages = slots[:count], slots[count:]
+    if any(age[1:] != (8, "u") for age in ages):
+        return None
+    if not answer.has_age:
+        slots.insert(3, (0, 0, "n"))
+    places = tuple(begin for begin, _width, _kind in ages)
+    return ack, varies, tuple(slots), places, answer.whole.nbytes, tuple(map(tuple, pieces))
 
 
 def takes_mailboxes() -> bool:

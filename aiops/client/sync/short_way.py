@@ -298,7 +298,7 @@ class ShortWay:
         self.compiled_from, self.compiled = steady, None
         if self.socket is not None:
             self.compiled = compiled_exchange(steady.forms, self.socket)
-            if self.compiled is not None and self._near is not None:
+            if (self.compiled is not None and self._near is not None) and not steady.forms.answers:
                 return self._make_mailbox(steady, self.compiled, self._near)
         return False
 

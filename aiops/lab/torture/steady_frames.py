@@ -64,7 +64,8 @@ class PushForm(NamedTuple):
     def drawn(cls, rng: Random, target: Target) -> PushForm:
         """Return a form of pushes of the whole model, as some client may write them."""
         parts = _parts(rng, target)
-        header = encode(Push(0, 0, True, 0, tuple(parts)))
+        coded = rng.random() < 0.5  # a server without a delta replica sends raw parameters
+        header = encode(Push(0, 0, True, 0, tuple(parts), coded=coded))
         lot = rng.randrange(4)
         if lot:  # another client's: any order of keys, and integers of one width
             header = _written(rng, msgpack.unpackb(header), (0xCE, 0xCF, 0xD3)[lot - 1])
@@ -189,9 +190,10 @@ class SteadyWorker:
                 message = decode(bytes(data[5:end]))
             except RemoteProtocolError:  # it was the middle of a payload
                 continue
-            if isinstance(message, Ack) and message.parts:
+            if isinstance(message, Ack) and message.used:
                 self.acknowledged += 1
-                self.have, self.base = message.version, min(part.version for part in message.parts)
+                self.have = message.current
+                self.base = min((part.version for part in message.parts), default=self.base)
         self._read = len(said)
 
 

@@ -13,13 +13,14 @@ from aiops.common.frozen import value
 from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
 from aiops.engine.events import Committed, Event, JournalEnded
+from aiops.engine.steady import Recorded
 from aiops.kernels.checksum import crc32
 from aiops.net.disk import Disk, DiskFile, DiskThread
 from aiops.net.mapped_file import LENT, SHORT
 from aiops.serving.state.segment_files import SegmentFiles
 from aiops.state import directory
 from aiops.state.frames import END, HEAD, FixedFrames, SegmentHead, frame, frame_bytes
-from aiops.state.row_kinds import STEADY_ROW, RowKind
+from aiops.state.row_kinds import STEADY_ROW, STRUCTS, RowKind
 
 _SETTLED = 30.0
 """Seconds after which the system itself has written most of a file, so that a sync costs little."""
@@ -187,8 +188,7 @@ class JournalWriter:
         time: float,
         flags: int,
         fields: tuple[int, ...],
-        payload: memoryview,
-        parts: bytes = b"",
+        gradient: Recorded,
     ) -> bool:
         """Store the row of a steady exchange in the segment's memory, at once.
 
@@ -197,25 +197,23 @@ class JournalWriter:
         number, time, flags
             Of the row.
         fields
-            Of `STEADY_ROW`.
-        payload, parts
-            The gradient's bytes and its parts, as of `aiops.engine.steady.Recorded`.
+            Of its struct.
+        gradient
+            The gradient, and the rest of the row.
 
         Returns
         -------
         bool
             False: nothing was stored, and the row has to be appended.
         """
-        frames, at = self._frames, self._at
+        frames, at, payload = self._frames, self._at, gradient.data.data
         end = at + frames.nbytes
         if (
             end + len(END) > self._lent_to
             or time >= self._lent_until
-            or len(payload) != frames.payload
-            or parts != frames.rest
-            or self._waiting
-            or self.why
-        ) and not self.borrow(time, len(payload), parts):
+            or (len(payload) != frames.payload or gradient.parts != frames.rest)
+            or (gradient.coded == (frames.kind == _STEADY) or self._waiting or self.why)
+        ) and not self.borrow(time, gradient):
             return False
         # The journal's thread writes `_synced` at any time, but only ever a greater one.
         salt, unsynced = self._salt, number - self._synced
@@ -231,16 +229,18 @@ class JournalWriter:
         self._half = self._size
         self._do_chores(time)
 
-    def borrow(self, time: float, payload: int, parts: bytes = b"") -> bool:
-        """Have memory for a steady row of that payload; return whether there is.
+    def borrow(self, time: float, gradient: Recorded) -> bool:
+        """Have memory for the row of a steady exchange; return whether there is.
 
-        ``time`` is the row's, and ``parts`` as of `exchange`.
+        ``time`` is the row's, and ``gradient`` as of `exchange`.
         """
         self._lent_to = 0
         if self._waiting or self._durable or self.why or self._closed:
             return False
-        if payload != self._frames.payload or parts != self._frames.rest:
-            self._frames = FixedFrames(_STEADY, STEADY_ROW, payload, parts)
+        frames, payload = self._frames, gradient.data.nbytes
+        kind = RowKind.CODED if gradient.coded else _STEADY
+        if (payload, gradient.parts, kind) != (frames.payload, frames.rest, frames.kind):
+            self._frames = FixedFrames(kind, STRUCTS[kind], payload, gradient.parts)
             if payload > SHORT:  # no memory is lent for it
                 self._room = bytearray(self._frames.nbytes - payload + len(END))
             return False  # `exchange` has the earlier ones

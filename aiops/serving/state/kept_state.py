@@ -26,7 +26,7 @@ from aiops.durable.recorder import (
     WriteSnapshot,
 )
 from aiops.durable.recovery import Recovered
-from aiops.durable.rows import LEASED, check_of
+from aiops.durable.rows import exchange_fields
 from aiops.durable.snapshot_rule import SnapshotRule, Unsaved
 from aiops.engine.capture import Capture, capture, policy_state
 from aiops.engine.engine import Engine
@@ -260,6 +260,7 @@ class KeptState:
         gradient: Recorded,
         ticket: int,
         sums: Ints,
+        followed: Ints | None,
     ) -> None:
         """Append a steady exchange's row.
 
@@ -268,11 +269,9 @@ class KeptState:
         recorder, journal, writer = self.recorder, self.journal, self.journal.writer
         if writer is None or not recorder.recording:
             return
-        flags, payload = LEASED if leased else 0, gradient.data.data
-        fields = peer, *numbers, check_of(ticket, sums)
-        if not recorder.pending and writer.exchange(
-            recorder.next, time, flags, fields, payload, gradient.parts
-        ):
+        given = leased, peer, numbers, gradient.coded, ticket, sums, followed
+        flags, fields = exchange_fields(*given)
+        if not recorder.pending and writer.exchange(recorder.next, time, flags, fields, gradient):
             recorder.next += 1
             if journal.appended is not None:
                 journal.appended()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
-from aiops.durable.rows import LEASED, check_of
+from aiops.durable.rows import exchange_fields
 from aiops.durable.run_record import RunRecord
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, JournalEnded
@@ -102,6 +102,7 @@ class RecordFolder:
         gradient: Recorded,
         ticket: int,
         sums: Ints,
+        followed: Ints | None,
     ) -> None:
         """Record a steady exchange.
 
@@ -111,9 +112,9 @@ class RecordFolder:
             self._say(time)
             return
         record, writer = self._record, self._writer
-        flags, payload = LEASED if leased else 0, gradient.data.data
-        fields = peer, *numbers, check_of(ticket, sums)
-        if writer.exchange(record.next, time, flags, fields, payload, gradient.parts):
+        given = leased, peer, numbers, gradient.coded, ticket, sums, followed
+        flags, fields = exchange_fields(*given)
+        if writer.exchange(record.next, time, flags, fields, gradient):
             record.next += 1
             return
         row = record.exchange_row(time, flags, fields, gradient)

@@ -54,7 +54,7 @@ INTERNAL: Mapping[str, str] = {
     "AsyncModelAverager": "forked plan token info abandon take_task",
     "ModelAverager": "forked plan token info abandon take_task",
     "Table": "described most evicts",
-    "Params": "held newest now_at lend own state restore",
+    "Params": "find_age held newest now_at lend own state restore",
     "Receipt": "vbar vbars",
     "Embedding": "attach discard push extra_repr",
     "RemoteOptimizer": "abandon changed",

@@ -13,7 +13,7 @@ import numpy as np
 from aiops.state.blocks import IDENTITY, SNAPSHOT, read_block, reader, whole_block
 from aiops.state.directory import journal_name, snapshot_name
 from aiops.state.frames import FRAME, HEAD, SegmentScan
-from aiops.state.row_kinds import FIELDS, STEADY_ROW, RowKind, row_fields
+from aiops.state.row_kinds import FIELDS, STRUCTS, RowKind, row_fields
 from docs._tools.state.examples import files
 from docs._tools.wire.page import rewritten
 
@@ -63,6 +63,11 @@ MEANINGS: Mapping[RowKind, tuple[str, str]] = {
     ),
     RowKind.PAUSED: ("Pushes are paused, for this reason; empty: they are taken again.", ""),
     RowKind.COPY: ("A copy of the model is due: of one version, between two updates.", ""),
+    RowKind.CODED: (
+        "The same as kind 7, of a client that fetches coded parameters. `followed`: the check of"
+        " the delta replica's step, if flag bit 2 says that it took one, else 0.",
+        "the gradient",
+    ),
     RowKind.MEASURED: (
         "At a lead: the squared norm of each group of tensors in an update's gradient, by which"
         " its step is clipped.",
@@ -84,12 +89,13 @@ def kinds_table() -> str:
 
 
 def steady_line() -> str:
-    """Return the fields of a steady row, with their types."""
-    types = {"I": "u32", "Q": "u64", "q": "i64"}
-    codes = STEADY_ROW.format.removeprefix("<")
-    pairs = zip(codes, FIELDS[RowKind.STEADY][:-1], strict=True)
-    text = " | ".join(f"{types[code]} {name}" for code, name in pairs)
-    return f"```text\n{text}          ({STEADY_ROW.size} bytes) | parts\n```"
+    """Return the fields of rows that begin with a struct, with their types."""
+    types, lines = {"I": "u32", "Q": "u64", "q": "i64"}, list[str]()
+    for kind, struct in STRUCTS.items():
+        pairs = zip(struct.format.removeprefix("<"), FIELDS[kind][:-1], strict=True)
+        text = " | ".join(f"{types[code]} {name}" for code, name in pairs)
+        lines.append(f"{kind}: {text}   ({struct.size} bytes) | parts")
+    return "\n".join(["```text", *lines, "```"])
 
 
 def shown(value: Any) -> str:

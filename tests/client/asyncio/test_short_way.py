@@ -46,7 +46,7 @@ from tests.client.sync.test_compiled_exchange import (
     learnt,
     parts,
 )
-from tests.client.test_steady import MODELS, Half
+from tests.client.test_steady import MODELS, Half, teach
 from tests.memory import patch_select
 from tests.rows import each_row
 from tests.seeds import examples
@@ -90,13 +90,11 @@ class Scripted:
 
     def __init__(self, compiled: bool, model: str, policy: str = "asgd") -> None:
         self.half, self._compiled, self.told = Half(True, model, policy), compiled, 0
-        for _ in range(2):
-            self.half.client.exchange(self.half.params, self.half.gradient)
+        teach(self.half)
         self.session = self.half.client._session
         assert self.session.steady is not None
-        coded = self.session.steady.forms.coded
-        if compiled and coded is not None:  # as it is once a thread has compiled the loops
-            coded.compiled()
+        if compiled:  # as it is once a thread has compiled the loops
+            self.session.steady.forms.warm()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.socket = socket.create_connection(listener.getsockname())
             self.peer, _address = listener.accept()
@@ -228,14 +226,21 @@ def both(loop: str, main: Callable[[bool], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def outcome(
-    loop: str, way: str, model: str, policy: str, change: Change, cut: int, end: str
+    loop: str,
+    way: str,
+    model: str,
+    policy: str,
+    change: Change,
+    cut: int,
+    end: str,
+    increments: int = 1,
 ) -> dict[str, Any]:
     """Return all that can be seen of one exchange, which is the same with compiled code.
 
     The server says ``cut`` bytes of the changed answer; then it ends the connection, or says the
     rest when the client has waited for a while.
     """
-    push, answer, slots = learnt(model, policy)
+    push, answer, slots = learnt(model, policy, increments)
     said = change.of(answer, slots)
 
     async def main(compiled: bool) -> dict[str, Any]:

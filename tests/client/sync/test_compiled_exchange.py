@@ -40,7 +40,7 @@ from aiops.model.parts import LARGEST
 from aiops.wire import messages
 from aiops.wire.encoding import encode
 from aiops.wire.template import Slot
-from tests.client.test_steady import MODELS, Half
+from tests.client.test_steady import MODELS, Half, answer_with, teach
 from tests.memory import patch_select
 from tests.rows import each_row
 from tests.seeds import examples
@@ -68,9 +68,7 @@ class Scripted:
     def __init__(self, compiled: bool, model: str, policy: str) -> None:
         self.half = Half(True, model, policy)
         self.client, self.connection = self.half.client, self.half.client._connection
-        for _ in range(2):
-            self.client.exchange(self.half.params, self.half.gradient)
-        assert self.half.short == 1
+        teach(self.half)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.socket = socket.create_connection(listener.getsockname())
             self.peer, _address = listener.accept()
@@ -148,29 +146,40 @@ class Scripted:
 
 
 @functools.cache
-def learnt(model: str, policy: str) -> tuple[bytes, bytes, tuple[Slot, ...]]:
-    """Return the push that all of them send, the answer of a server, and what varies in that."""
+def learnt(model: str, policy: str, increments: int = 1) -> tuple[bytes, bytes, tuple[Slot, ...]]:
+    """Return the push that all of them send, the answer of a server, and what varies in that.
+
+    ``increments``: how many the answer has, if it is coded.
+    """
     with Half(True, model, policy) as half:
-        exchange = functools.partial(half.client.exchange, half.params, half.gradient)
-        exchange()
-        exchange()
+        teach(half)
+        if half.replica is not None:
+            answer_with(half, increments)
         up, down = len(half.socket.up), len(half.socket.said)
-        exchange()
-        slots = half.client._connection.short.steady.forms.ack.slots
-        return half.socket.up[up:], half.socket.said[down:], slots
+        half.client.exchange(half.params, half.gradient)
+        answer, forms = half.socket.said[down:], half.client._connection.short.steady.forms
+        acks = [coded.template for coded in forms.answers] or [forms.ack]
+        found = [ack for ack in acks if ack.values(answer[: ack.size]) is not None]
+        return half.socket.up[up:], answer, found[0].slots
 
 
 # ---------------------------------------------------------------- what a server may say
 
 
 class Change(NamedTuple):
-    """A change of an answer: of one of its values, of a bit of its header, or of all of it."""
+    """A change of an answer: of one of its values, of a bit of its header, or of all of it.
+
+    ``at``, ``put``: of these bytes, wherever they are.
+    """
 
     slot: int | None = None
     value: float = 0
     bit: int | None = None
     before: bytes = b""
     instead: bytes | None = None
+    behind: bytes = b""
+    at: int = 0
+    put: bytes = b""
 
     def of(self, answer: bytes, slots: Sequence[Slot]) -> bytes:
         changed = bytearray(self.before + answer if self.instead is None else self.instead)
@@ -181,13 +190,17 @@ class Change(NamedTuple):
             if slot.code in "fd":
                 value = struct.pack(">" + slot.code, self.value)
             elif slot.code in "BHIQ":
-                value = (int(self.value) % (1 << 8 * size)).to_bytes(size)
+                number = self.value if math.isfinite(self.value) else -1
+                value = (int(number) % (1 << 8 * size)).to_bytes(size)
             changed[slot.begin : slot.end] = value
         if self.bit is not None:
             at = self.bit % (8 * (slots[0].end + 150))
             if at // 8 < len(changed):
                 changed[at // 8] ^= 1 << at % 8
-        return bytes(changed)
+        if self.put:
+            at = self.at % (len(changed) - len(self.put))
+            changed[at : at + len(self.put)] = self.put
+        return bytes(changed) + self.behind
 
 
 def framed(message: messages.Message) -> bytes:
@@ -213,14 +226,21 @@ ways = changes, st.integers(0, 400), st.sampled_from(["", "end", "reset"]), st.b
 
 
 def outcome(
-    compiled: bool, model: str, policy: str, change: Change, cut: int, end: str, looks: bool
+    compiled: bool,
+    model: str,
+    policy: str,
+    change: Change,
+    cut: int,
+    end: str,
+    looks: bool,
+    increments: int = 1,
 ) -> dict[str, Any]:
     """Return all that can be seen of one exchange.
 
     The server says ``cut`` bytes of the changed answer, counted from its end if the model is large;
     then it ends the connection, or says the rest when the client has waited for a while.
     """
-    push, answer, slots = learnt(model, policy)
+    push, answer, slots = learnt(model, policy, increments)
     said = change.of(answer, slots)
     with Scripted(compiled, model, policy) as one:
         one.connection.short.spin.resting = 0 if looks else 1 << 30
@@ -590,13 +610,23 @@ def parts(**changed: Any) -> list[Any]:
     """Return the parameters of an exchange, some of them changed."""
     slots = tuple((2 + 9 * n, 8, "u" if n < 5 else "f") for n in range(6))
     found = {
-        "fd": -1, "push": bytearray(50), "numbers": (2, 12, 22, 32), "ack": bytes(60),
-        "varies": bytes(60), "slots": slots, "room": memoryview(bytearray(64)), "nbytes": 4,
+        "fd": -1, "push": bytearray(50), "numbers": (2, 12, 22, 32), "acks": None,
+        "room": memoryview(bytearray(64)), "nbytes": 4,
         "tensors": (("w", np.dtype("f4"), (1,)),), "array": np.ndarray, "crowded": (20_000, 5_000),
         "coded": None,
     }  # fmt: skip
-    assert found.keys() >= changed.keys()
-    return [*{**found, **changed}.values()]
+    ack = {
+        "ack": bytes(60), "varies": bytes(60), "slots": slots, "ages": (), "behind": None,
+        "pieces": None,
+    }  # fmt: skip
+    assert (found.keys() | ack.keys()) >= changed.keys()
+    found |= {name: value for name, value in changed.items() if name in found}
+    ack |= {name: value for name, value in changed.items() if name in ack}
+    if ack["behind"] is None:
+        ack["behind"] = found["nbytes"]
+    if found["acks"] is None:
+        found["acks"] = (tuple(ack.values()),)
+    return [*found.values()]
 
 
 def test_of_these_one_is_made() -> None:
@@ -606,7 +636,7 @@ def test_of_these_one_is_made() -> None:
     exchange(*parts(room=memoryview(bytearray(60))))
 
 
-SLOTS = parts()[5]
+SLOTS = parts()[3][0][2]
 
 
 @each_row(
@@ -687,7 +717,7 @@ def test_a_mean_of_another_form_is_pythons(monkeypatch: pytest.MonkeyPatch) -> N
 def test_it_holds_on_to_nothing() -> None:
     exchange = exchange_type()
     assert exchange is not None
-    w, target, tensors = np.zeros(1, np.float32), np.zeros(4, np.uint8), parts()[8]
+    w, target, tensors = np.zeros(1, np.float32), np.zeros(4, np.uint8), parts()[6]
     held = [w, target, w.dtype, tensors, np.ndarray]
     ours, peer = socket.socketpair()
     answer = bytearray(64)
