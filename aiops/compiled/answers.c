@@ -234,6 +234,7 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
                     ? match(self, (Py_ssize_t)nbytes, &first, &end)
                     : -1;
     self->kept = 0;
+    self->size = 0;
     if (whole == 0) {
         PyObject *wire = self->part[PART_wire], *traffic = get(wire, Connection_traffic);
         if (!is_of(traffic, Traffic_class))

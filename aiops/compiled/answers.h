@@ -93,6 +93,7 @@ typedef struct {
     long long direct;               /* of these, by the addresses of kernels */
     char *header; /* room for one of an answer */
     int kept; /* of the last exchange: whether what its answer promises is kept already */
+    Py_ssize_t size; /* of the last answer, in bytes, if it was made here; else 0 */
     int fd; /* the socket that an answer may be sent on at once; below 0: none */
     char *header_at, *payload_at; /* or the memory that it is to be left in; NULL: none */
     Surveyed sections[SECTIONS];

@@ -172,8 +172,10 @@ static PyObject *coded(Answers *self, const Pushed *push, PyObject *said, PyObje
         made = PyObject_CallFunction(self->part[PART_answer_coded], "OLLO", received,
                                      push->number[0], push->number[2], said);
     else if (count(self, received, form->whole, form->overhead, form->payload) == 0 &&
-             count_parts(self, form) == 0)
+             count_parts(self, form) == 0) {
+        self->size = form->size;
         made = filled(self, push, said, form, regions);
+    }
     Py_DECREF(regions);
     return made;
 }
@@ -186,5 +188,6 @@ PyObject *answered(Answers *self, const Pushed *push, PyObject *said, PyObject *
         return coded(self, push, said, received);
     if (count(self, received, number[ANSWER_SIZE], number[ANSWER_OVERHEAD], number[PAYLOAD]) < 0)
         return NULL;
+    self->size = self->answer.len + self->nbytes;
     return packed(self, push, said);
 }

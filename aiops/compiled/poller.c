@@ -64,9 +64,8 @@ static int answer_push(Poller *self, const Polled *polled, PyObject *received)
     answers->fd = -1;
     int done = found == NULL ? -1 : found != Py_None;
     if (done > 0 && (found == Py_True || PyObject_Size(found) > 0)) {
-        PyObject *size = found == Py_True || PyBytes_Check(found)
-                             ? Py_NewRef(answers->number_of[ANSWER_SIZE])
-                             : PyLong_FromSsize_t(PyObject_Size(found));
+        PyObject *size = /* `found` may be the rest of it alone */
+            PyLong_FromSsize_t(answers->size ? answers->size : PyObject_Size(found));
         self->served++;
         if (size == NULL || add(link, MessageTransport_pumped, size) < 0 ||
             (found != Py_True && tell(transport, "write", found, NULL) < 0))

@@ -43,7 +43,7 @@ class Served(ServerThread):
     """A server on one kind of event loop."""
 
     def __init__(self, loop: Callable[[], Any] | None, **settings: Any) -> None:
-        super().__init__(policy="asgd", kernels="numpy", **settings)
+        super().__init__(policy="asgd", **{"kernels": "numpy", **settings})
         self._factory = loop
 
     def _run(self) -> None:
@@ -107,6 +107,45 @@ def pushed(seq: int, data: bytes) -> bytes:
     """Return the bytes of a push, computed on the first version."""
     part = Part(0, 4 * SIZE, "raw", 4 * SIZE, 0)
     return frame(messages.Push(seq, seq, True, 0, (part,)), data)
+
+
+class CodedLine(Line):
+    """One that fetches coded parameters, and holds the version before the newest."""
+
+    have = 0
+
+    def next(self) -> bytes:
+        self.seq += 1
+        data = np.full(SIZE, self.seq / 8, np.float32).tobytes()
+        part = Part(0, 4 * SIZE, "raw", 4 * SIZE, 0)
+        return frame(messages.Push(self.seq, self.seq, True, self.have, (part,), coded=True), data)
+
+    def heard(self) -> bytes:
+        answer = self.receive()
+        assert isinstance(answer, messages.Ack), answer
+        self.have = answer.current
+        return b"".join(bytes(payload) for payload in self.payloads)
+
+
+def test_the_bytes_of_coded_answers_are_counted_as_handed_over() -> None:
+    """By these a slow reader is known: an increment is shorter than the model."""
+    pytest.importorskip("numba")
+    settings = {"fetch_codec": ["int8"], "fetch_lag": 1}
+    with Served(None, **settings, kernels="numba") as served, CodedLine(served.url) as line:
+        eventually(lambda: bool(served.call(lambda server: server.warm)), "it is warm")
+
+        def counted(server: Server) -> list[tuple[int, int]]:
+            links = [peer.link for peer in server.connections.peers.values()]
+            return [(link.pumped, link.wire.traffic.bytes_out) for link in links]
+
+        line.polled()
+        ((pumped, sent),) = served.call(counted)
+        before = served.served
+        for _ in range(5):
+            assert 0 < len(line.exchange()) < 2 * SIZE
+        assert served.served == before + 5
+        ((pumped_then, sent_then),) = served.call(counted)
+        assert pumped_then - pumped == sent_then - sent
 
 
 def link_of(server: Server, number: int = -1) -> MessageTransport:
