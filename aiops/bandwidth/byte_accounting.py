@@ -50,6 +50,9 @@ RAW = "raw"
 SHOWN = 256
 """Tensors that a report lists, those with most bytes first; a model may have thousands."""
 
+_KINDS = 64
+"""Kinds of answers, by their parts, that are counted before they are entered by tensor."""
+
 _MODEL = ("define",)
 
 
@@ -214,6 +217,8 @@ class Ledger:
             The number of answers. Default: 1.
         """
         self._brought[parts] = self._brought.get(parts, 0) + count
+        if len(self._brought) > _KINDS:  # payloads of a codec whose lengths depend on the values
+            self.count_exchanges()
 
     def exchanged_rows(self, table: int, pushed: int, fetched: int) -> None:
         """Note a message about rows and its answer, with the bytes of their payloads."""

@@ -149,6 +149,17 @@ class TestByTensor:
         assert many.report() == one.report(), "the last push is known"
         assert pack(many.state()["tallies"]) == pack(one.state()["tallies"])
 
+    def test_answers_that_are_all_different_take_no_room(self) -> None:
+        """As increments of the largest elements are, whose places vary in length."""
+        one, many = Ledger(LAYOUT), Ledger(LAYOUT)
+        for seq in range(1, 1001):
+            answer = (Part(0, A, "topk", seq, 1), Part(A, A + B + C, "raw", B + C, 1))
+            exchange(one, push(seq, WHOLE), ack(seq, answer))
+            many.exchanged(seq, True, WHOLE)
+            many.brought(answer)
+            assert len(many._brought) < 100
+        assert many.report() == one.report()
+
     def test_thousands_of_tensors_are_summed_up(self) -> None:
         layout = Layout([(f"t{index}", "float32", (1,)) for index in range(SHOWN + 10)])
         ledger = Ledger(layout)
