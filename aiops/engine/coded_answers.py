@@ -16,6 +16,7 @@ from aiops.compiled.loading import core
 from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.membership import Acknowledged
 from aiops.engine.update_queue import UpdateQueue
+from aiops.kernels import numba_pending, resolve
 from aiops.model.layout import Ints
 from aiops.model.parts import Parts
 from aiops.wire.connection import Connection
@@ -51,6 +52,16 @@ class CodedAnswers:
     def may_follow(self) -> bool:
         """True if no answer waits for the replica."""
         return not self.replies.waiting
+
+    def is_ready(self, backend: str) -> bool:
+        """Return whether no codec has to be compiled before `compiled` can give what it may.
+
+        ``backend``: the requested one.
+        """
+        if numba_pending():
+            return False
+        codecs = [each for _, each in self.replies.replica.pieces if isinstance(each, BlockCodec)]
+        return all(each.entered() for each in codecs) or resolve(backend) == "numpy"
 
     def follow(self, have: int) -> Ints | None:
         """Bring the replica up to the model after an update, if it is too far behind.

@@ -197,6 +197,9 @@ class Shortcut:
             return known
         if decode(wire.header) != push:  # the header is a later message's
             return known
+        coded = self.coded if push.coded else None
+        if coded is not None and not coded.is_ready(self.store.requested):
+            return known  # or it would never be answered by compiled code
         if known is not None:
             known.lost()  # of its room, which the other one has
         needed = nbytes if whole is None else whole.nbytes
@@ -205,7 +208,6 @@ class Shortcut:
             return None
         self.room -= needed
         template = Template(frame, [found[path] for path in paths])
-        coded = self.coded if push.coded else None
         return Steady(self, member, peer, wire, template, needed, whole, coded)
 
     def _coded(self, push: Push) -> WholeGradient | None:

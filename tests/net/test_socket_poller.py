@@ -19,6 +19,8 @@ import pytest
 import aiops
 from aiops.cli.state_folder import StateFolder
 from aiops.cli.state_replay import frames_of
+from aiops.codecs import block_codec
+from aiops.codecs.int8 import Int8
 from aiops.compiled.loading import COMPILED, core
 from aiops.model.parts import Part
 from aiops.net import disk
@@ -146,6 +148,29 @@ def test_the_bytes_of_coded_answers_are_counted_as_handed_over() -> None:
         assert served.served == before + 5
         ((pumped_then, sent_then),) = served.call(counted)
         assert pumped_then - pumped == sent_then - sent
+
+
+def test_a_worker_that_fetches_coded_may_come_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the server compiles the codec; from then on compiled code answers it."""
+    pytest.importorskip("numba")
+    go_on, warm = threading.Event(), Int8.warm
+
+    def late(_codec: Int8) -> None:
+        assert go_on.wait(PATIENCE)
+        warm()
+
+    monkeypatch.setattr(block_codec, "_entries", {})
+    monkeypatch.setattr(Int8, "warm", late)
+    settings = {"fetch_codec": ["int8"], "fetch_lag": 1}
+    with Served(None, **settings, kernels="numba") as served, CodedLine(served.url) as line:
+        for _ in range(3):
+            line.exchange()
+        go_on.set()
+        eventually(lambda: bool(served.call(lambda server: server.warm)), "it is warm")
+        line.polled()
+        before = served.served
+        line.exchange()
+        assert served.served == before + 1
 
 
 def link_of(server: Server, number: int = -1) -> MessageTransport:
