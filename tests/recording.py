@@ -9,7 +9,7 @@ from aiops.cli.state_folder import StateFolder
 from aiops.cli.state_replay import replay_all
 from aiops.durable.recorder import AppendRow
 from aiops.durable.recovery import begin_row
-from aiops.durable.rows import LEASED, check_of
+from aiops.durable.rows import exchange_fields
 from aiops.durable.run_record import Replayed, RunRecord, replay
 from aiops.engine.engine import Engine
 from aiops.engine.steady import Recorded
@@ -40,9 +40,10 @@ class Recording(RunRecord):
         gradient: Recorded,
         ticket: int,
         sums: Ints,
+        followed: Ints | None,
     ) -> None:
-        fields = peer, *numbers, check_of(ticket, sums)
-        steady = self.exchange_row(time, LEASED * leased, fields, gradient)
+        given = leased, peer, numbers, gradient.coded, ticket, sums, followed
+        steady = self.exchange_row(time, *exchange_fields(*given), gradient)
         self.append(AppendRow(self.next - 1, steady))
 
     def end(self, time: float) -> None:
