@@ -49,6 +49,7 @@ from aiops.wire.standby_messages import (
 )
 from tests.durable.test_recorder import Recorded
 from tests.engine.seeded_run import Case
+from tests.peers import eventually
 from tests.serving.state.test_kept_state import PLAIN, RUNS, START, train
 from tests.support import PATIENCE, LoopThread, ServerThread
 
@@ -121,6 +122,39 @@ def test_its_engine_is_the_primarys(run: str, every: float, tmp_path: Path) -> N
         assert found == expected
         for key in ("staleness", "refused", "ignored", "version", "updates"):
             assert standbys.get(key) == report.get(key), key
+
+
+@pytest.mark.parametrize("every", [0.05, 1000.0], ids=["snapshots", "rows"])
+@pytest.mark.parametrize("codec", ["int8", "topk:0.05"])
+def test_its_delta_replica_is_the_primarys(codec: str, every: float, tmp_path: Path) -> None:
+    """Though the primary's takes most steps in exchanges that are answered at once."""
+    pytest.importorskip("numba")
+    model = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(3, np.float32)}
+    kept = {"snapshot_every": every, "policy": "asgd", "fetch_codec": codec, "kernels": "numba"}
+
+    def shown(engine: Any) -> tuple[Any, ...]:
+        replica, version = engine.replica, engine.replica.current
+        payloads = [payload.tobytes() for payload in replica.payloads()]
+        values = version.arena.data.tobytes(), version.number, version.tensor_versions.tolist()
+        return engine.store.version, repr(replica.state()), payloads, values, digest(engine)
+
+    with (
+        ServerThread(state=tmp_path / "a", **kept) as server,
+        StandbyThread(state=tmp_path / "b", standby=server.url, **kept) as standby,
+    ):
+        eventually(lambda: bool(server.call(lambda running: running.warm)), "it is warm")
+        threads = [threading.Thread(target=train, args=(server.url, model, s, 40)) for s in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        row, expected = server.call(
+            lambda running: (running.run_state.kept.newest, shown(running.engine))
+        )
+        assert expected[0] == 80
+        assert row < 2 * 80  # on the general way each push has a row, its update, and most a step
+        standby.wait(row)
+        assert standby.call(lambda running: shown(running._engine())) == expected
 
 
 # ---------------------------------------------------------------- hostile peers
