@@ -712,7 +712,8 @@ class Session:
         if push is None or layout is None or not header or decode(header) != message:
             return  # the header is a later message's
         lends = self.wire.shared is not None and layout.nbytes > self._outbox.lends_above
-        if lends and (self.info.increments or not self.mailboxes):
+        lends = lends and not self.info.increments  # which a server does not lend
+        if lends and not self.mailboxes:
             return
         if self.steady is not None and self.steady.still(push, header):
             return

@@ -22,12 +22,14 @@ import uvloop
 import aiops
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.common import urls
+from aiops.compiled.loading import core
 from aiops.errors import BadPush, ConnectionLost, DeadlineExceeded, UsageError
 from aiops.model.layout import Array
 from aiops.model.shared_memory import Segment
 from aiops.net import unix_socket
 from tests.adapter import Adapter
 from tests.model.test_shared_memory import descriptors, held
+from tests.net.test_socket_poller import answered
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread, server_process
 
@@ -260,6 +262,26 @@ class TestVersions:
                 trainer.step(ONES)
             assert whole(params) == 0
             assert trainer.stats()["readers_cut"] == 0
+
+
+class TestCoded:
+    @pytest.mark.parametrize("codec", ["raw", "int8"])
+    def test_exchanges_go_the_short_way(self, worker: Make, codec: str, none_pending: None) -> None:
+        """Nothing of them is lent: what is coded is short."""
+        pytest.importorskip("numba")
+        settings = {"push_codec": codec, "fetch_codec": "int8", "fetch_lag": 1}
+        with (
+            ServerThread(policy="asgd", kernels="numba", **settings) as server,
+            worker(server.url, MODEL) as one,
+        ):
+            eventually(lambda: server.call(lambda s: s.warm), "its kernels are ready")
+            for _ in range(12):
+                one.step(ONES)
+            assert near(server) == [True]
+            held = server.call(lambda s: s.engine.replica.current.arena.data.tobytes())
+            assert one.params.arena.data.tobytes() == held
+            if core() is not None:
+                assert server.call(answered) >= 8
 
 
 class TestLost:

@@ -309,8 +309,8 @@ def test_workers_hold_the_replica(codecs: dict[str, str], near: bool) -> None:
         assert (current.number, current.arena.data.tobytes()) == max(held)
 
 
-def test_what_is_lent_within_a_machine_goes_the_general_way() -> None:
-    """Gradients of more than 64 KiB are lent then, and no answer comes by a mailbox."""
+def test_nothing_is_lent_within_a_machine() -> None:
+    """Gradients of more than 64 KiB would be, on the general way, which is slower."""
     start = {"w": np.zeros(20_000, np.float32)}
     with (
         ServerThread(policy="asgd", fetch_codec="int8") as server,
@@ -319,7 +319,9 @@ def test_what_is_lent_within_a_machine_goes_the_general_way() -> None:
         for _ in range(4):
             worker.step({"w": np.ones(20_000, np.float32)})
         assert worker.near
-        assert worker._client._session.steady is None
+        steady = worker._client._session.steady
+        assert steady is not None
+        assert not steady.lends
 
 
 # ---------------------------------------------------------------- what an Exchange is made of
