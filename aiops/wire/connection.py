@@ -103,7 +103,7 @@ SMALL = 64 * 1024
 """Bytes: payloads of at most this sum are copied into one buffer with their header."""
 
 _HEAD = 16 * 1024  # bytes of the head buffer; a payload's first bytes may be received in it
-_SHORT = 4096  # bytes: the longest header that is kept, for `Connection.header`
+_SHORT = 8192  # bytes: the longest header that is kept, for `Connection.header`: of 256 parts
 _LINE = 64  # bytes of a processor's cache line
 _PREFIX = struct.Struct(">BI")
 _MAP_PREFIX, _BIN_PREFIX = 0xCE, 0xC6
@@ -155,7 +155,7 @@ class Connection:
     checked
         Whether all bytes are covered by checksums (`aiops.wire.checked_connection`).
     header
-        The header read last, if it has at most 4,096 bytes; else empty.
+        The header read last, if it has at most 8,192 bytes; else empty.
     expected
         The form of the messages that `match` looks for, or None.
     forms

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from aiops.client import Worker, coded_answer
 from aiops.client.coded_answer import CodedAnswer
+from aiops.client.steady_increments import IncrementExchange
 from aiops.client.sync.compiled_exchange import compiled_exchange
 from aiops.compiled import exchange_type
 from aiops.errors import ConnectionLost, RemoteProtocolError
@@ -307,6 +308,21 @@ def test_workers_hold_the_replica(codecs: dict[str, str], near: bool) -> None:
                 held.append((worker.params.version, worker.params.arena.data.tobytes()))
         current = server.call(lambda running: running.engine.replica).current
         assert (current.number, current.arena.data.tobytes()) == max(held)
+
+
+def test_a_model_of_many_tensors() -> None:
+    """The header of an answer has a part for each increment."""
+    start = {f"layer.{number}": np.zeros(300, np.float32) for number in range(200)}
+    ones = {name: np.ones(300, np.float32) for name in start}
+    with (
+        ServerThread(policy="asgd", fetch_codec="int8", fetch_lag=1) as server,
+        Worker(server.url, start) as worker,
+    ):
+        for _ in range(4):
+            worker.step(ones)
+        assert isinstance(worker._client._session.steady, IncrementExchange)
+        held = server.call(lambda s: s.engine.replica.current.arena.data.tobytes())
+        assert worker.params.arena.data.tobytes() == held
 
 
 def test_nothing_is_lent_within_a_machine() -> None:
