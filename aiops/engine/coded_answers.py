@@ -140,6 +140,8 @@ class CodedAnswers:
         regions, header = replica.regions_since(have), encode(ack)
         if regions is None or increments.knows(len(regions)):
             return
+        if replica.current.level is None:  # its neighbours without a codec are parts of their own
+            return
         places = {replica.pieces[place[0]][0].offset: place[2:] for place in replica.places}
         segments, used = [], dict.fromkeys(places, 0)
         for part in ack.parts:
