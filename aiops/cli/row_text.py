@@ -84,11 +84,12 @@ class RowText:
                 f"{hello.role} {hello.name!r} (client {hello.client}, connection {peer}, its"
                 f" {hello.epoch}.)"
             )
-        if kind == "steady":
+        if kind in ("steady", "coded"):
             have = f"has version {fields['have']}" if fields["have"] >= 0 else "has none"
             coded = ", ".join(sorted({part[2] for part in fields["parts"]} - {RAW}))
             size = _size(payload) + (f" ({coded})" if coded else "")
             text = f"push {fields['seq']} at version {fields['base']}, {size}; {have}"
+            text += ", and fetches coded" if kind == "coded" else ""
             return f"{self._client(peer)}: {text}"
         if kind == "left":
             return self._client(peer)

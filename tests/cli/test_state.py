@@ -23,6 +23,7 @@ from aiops.state.plain import pack
 from aiops.state.row_kinds import FIELDS, RowKind
 from aiops.state.snapshot_file import SnapshotHeader, SnapshotPlan
 from docs._tools.state import examples
+from tests.peers import eventually
 from tests.rows import each_row
 from tests.state.golden import FOLDER
 from tests.support import ServerThread
@@ -283,6 +284,7 @@ class TestShow:
             ServerThread(**settings) as server,
             aiops.Worker(server.url, {"w": np.zeros(1 << 14, np.float32)}, name="anna") as worker,
         ):
+            eventually(lambda: server.call(lambda s: s.warm), "what it compiles is there")
             for _ in range(3):
                 worker.step({"w": np.ones(1 << 14, np.float32)})
         lines = [
@@ -318,6 +320,27 @@ class TestShow:
         number = pushes[0]["number"]
         one = json.loads(run("show", tmp_path / "s", "--row", number).stdout)
         assert one["fields"]["message"]["parts"][0]["codec"] == "int8"
+
+    def test_what_rows_of_coded_exchanges_say(self, tmp_path: Path) -> None:
+        settings = {"policy": "asgd", "state": tmp_path / "s", "fetch_codec": ["int8"]}
+        with (
+            ServerThread(**settings) as server,
+            aiops.Worker(server.url, {"w": np.zeros(1 << 14, np.float32)}, name="anna") as worker,
+        ):
+            eventually(lambda: server.call(lambda s: s.warm), "what it compiles is there")
+            for _ in range(3):
+                worker.step({"w": np.ones(1 << 14, np.float32)})
+        lines = [
+            json.loads(line)
+            for line in run("show", tmp_path / "s", "--json", "--rows", 99).stdout.splitlines()
+        ]
+        coded = [line for line in lines if line["kind"] == "coded"]
+        assert coded
+        assert coded[-1]["text"] == (
+            f"anna (connection 1): push 3 at version 2, {formatting.nbytes(1 << 16)};"
+            " has version 2, and fetches coded"
+        )
+        assert coded[-1]["fields"]["followed"] > 0
 
     def test_one_row(self, folder: Path) -> None:
         found = json.loads(run("show", folder, "--row", 1).stdout)

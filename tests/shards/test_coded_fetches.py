@@ -176,7 +176,7 @@ def test_a_shard_that_is_gone_while_the_shadow_follows() -> None:
     assert world.engine.training is not None
     delta_replies = world.engine.training.delta_replies
     assert delta_replies is not None
-    while not delta_replies._waiting:
+    while not delta_replies.waiting:
         found = world.choices()
         found[0]()
     world.lead.orders[0].lost()

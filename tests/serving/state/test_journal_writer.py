@@ -16,6 +16,7 @@ from aiops.durable.commit_gate import Acks
 from aiops.durable.recorder import AppendRow
 from aiops.durable.rows import JournalRow
 from aiops.engine.events import Committed, Event, JournalEnded
+from aiops.engine.steady import Recorded
 from aiops.net.disk import SystemDisk
 from aiops.net.faulty_disk import FaultyDisk, FaultyFile
 from aiops.net.mapped_file import SHORT
@@ -407,9 +408,10 @@ class TestExchanges:
     def exchange(self, written: Journal, payload: bytes, time: float = 0.0) -> bool:
         """Store a row, or else append the same; return whether it was stored."""
         fields = 1, written.next, written.next, -1, 0, 7
-        stored = written.writer.exchange(written.next, time, 0, fields, memoryview(payload))
+        data = np.frombuffer(payload, np.uint8)
+        stored = written.writer.exchange(written.next, time, 0, fields, Recorded(data))
         if not stored:
-            row, data = STEADY_ROW.pack(*fields), np.frombuffer(payload, np.uint8)
+            row = STEADY_ROW.pack(*fields)
             steady = JournalRow(RowKind.STEADY, time, 0, row, data)
             assert written.writer.append(AppendRow(written.next, steady)) is None
         written.next += 1
@@ -477,5 +479,7 @@ class TestExchanges:
         self.exchange(mapped, bytes(8))
         assert self.exchange(mapped, bytes(8))
         mapped.writer.end()
-        assert not mapped.writer.exchange(3, 0.0, 0, (1, 3, 3, -1, 0, 7), memoryview(bytes(8)))
+        assert not mapped.writer.exchange(
+            3, 0.0, 0, (1, 3, 3, -1, 0, 7), Recorded(np.zeros(8, np.uint8))
+        )
         assert mapped.rows() == [1, 2]
