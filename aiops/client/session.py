@@ -718,9 +718,9 @@ class Session:
         if self.steady is not None and self.steady.still(push, header):
             return
         assert isinstance(message, Ack)
-        session = self.info, self.pending, self._ledger
+        own = self.info, self.pending, self._ledger
         try:
-            found = learnt(push, message, header, *session, self.steady)
+            found = learnt(push, message, header, *own, self.steady)
         except ValueError:  # the server writes these numbers in varying widths
             self.steady, self._learning = None, False
             return

@@ -14,11 +14,12 @@ from typing import Any, Final
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.coded_answer import CodedAnswer
 from aiops.client.coded_gradient import CodedGradient
+from aiops.client.compiled_forms import Forms
 from aiops.client.params import Params
 from aiops.client.pending import PendingRequests
 from aiops.client.request_kinds import Means, Receipt
 from aiops.client.server_info import ServerInfo
-from aiops.client.steady import Forms, SteadyExchange, coded_gradient
+from aiops.client.steady import SteadyExchange, coded_gradient
 from aiops.model.layout import Layout
 from aiops.wire.messages import Ack, Push
 

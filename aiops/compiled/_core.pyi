@@ -8,7 +8,7 @@ SOURCE: str
 """SHA-256 of the source that it was built from, in hexadecimal."""
 
 class Exchange:
-    """The steady exchanges of one connection: an `aiops.client.steady.CompiledExchange`.
+    """The steady exchanges of one connection: an `aiops.client.compiled_forms.CompiledExchange`.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *part[PART_COUNT]; /* None where there is none */
-    PyObject *peer, *one, *number_of[6]; /* integers: see `make` */
+    PyObject *peer, *one, *number_of[5]; /* integers: see `make` */
     Py_buffer head, form, varies, answer;
     Py_ssize_t nbytes, cost, section_count;
     Py_ssize_t region; /* bytes of a push behind its form: those of the model, if it is raw */
@@ -100,8 +100,8 @@ typedef struct {
 } Answers;
 
 /* Of `number_of`: bytes of a push beside its payloads, of the model, of an answer beside that, of all
- * of an answer, of the payloads of a push, and of all behind its form. */
-enum { PUSH_OVERHEAD, PAYLOAD, ANSWER_OVERHEAD, ANSWER_SIZE, PUSH_PAYLOAD, REGION, NUMBERS_KEPT };
+ * of an answer, and of the payloads of a push. */
+enum { PUSH_OVERHEAD, PAYLOAD, ANSWER_OVERHEAD, ANSWER_SIZE, PUSH_PAYLOAD, NUMBERS_KEPT };
 
 /* An exchange under way. */
 typedef struct {

@@ -151,8 +151,7 @@ static int take_sections(Answers *self, PyObject *given)
 static int keep_numbers(Answers *self)
 {
     Py_ssize_t numbers[] = {self->form.len + self->between, self->nbytes, self->answer.len,
-                            self->answer.len + self->nbytes, self->region - self->between,
-                            self->region};
+                            self->answer.len + self->nbytes, self->region - self->between};
     for (int index = 0; index < NUMBERS_KEPT; index++)
         if ((self->number_of[index] = PyLong_FromSsize_t(numbers[index])) == NULL)
             return 0;

@@ -137,7 +137,7 @@ class CodedAnswers:
     def _learn(self, increments: Increments, ack: Ack, have: int) -> None:
         """Teach compiled code the form of an answer, if it is made of increments in a usual way."""
         replica = self.replies.replica
-        regions, header = replica.regions_since(have), encode(ack)
+        regions = replica.regions_since(have)
         if regions is None or increments.knows(len(regions)):
             return
         if replica.current.level is None:  # its neighbours without a codec are parts of their own
@@ -150,6 +150,7 @@ class CodedAnswers:
                 continue
             segments.append((used[part.start], *places[part.start]))
             used[part.start] += 1
+        header = encode(ack)
         found = slots(header)
         numbers = _NUMBERS if ack.vbar is None else (*_NUMBERS, *_STATISTICS)
         ages: list[Path] = [("parts", index, 4) for index in range(len(ack.parts))]

@@ -189,7 +189,7 @@ class DeltaReplica:
         self._since: Ints = np.full(len(layout.tensors), current.number, np.int64)
         self._coded: Ints = pieces.owners[[name != raw.NAME for name in self._names]]
         self._raw: Ints = pieces.owners[[name == raw.NAME for name in self._names]]
-        self._set = current.number  # the last version of `_since` of a tensor that has a codec
+        self._coded_since = current.number  # the greatest of `_since` of tensors that have codecs
         self._behind = np.zeros(len(self._own), bool)  # pieces that differ from the model
         self._gap = 1.0  # model versions between two fetches of a worker, a moving average
 
@@ -334,7 +334,7 @@ class DeltaReplica:
         current, found = self.snapshots.current, list[bytes]()
         if have == current.number:
             return ()
-        if have not in self._points or have < self._set or not current.all_changed:
+        if have not in self._points or have < self._coded_since or not current.all_changed:
             return None
         for increment in reversed(self._increments):
             if increment.number <= have:
@@ -399,7 +399,7 @@ class DeltaReplica:
         self.snapshots.publish(target)
         self._behind = job.behind
         self._since[owners[results == WHOLE]] = model.number
-        self._set = int(self._since[self._coded].max(initial=0))
+        self._coded_since = int(self._since[self._coded].max(initial=0))
         coded = {}
         for piece in np.flatnonzero(results >= 0).tolist():
             coded[piece] = Coded(self._names[piece], int(results[piece]), job.payloads.get(piece))
@@ -514,7 +514,7 @@ class DeltaReplica:
         self._kept = sum(step.nbytes for step in self._increments)
         self._points = dict.fromkeys(state["points"])
         self._since = state["since"].copy()
-        self._set = int(self._since[self._coded].max(initial=0))
+        self._coded_since = int(self._since[self._coded].max(initial=0))
         self._behind = state["behind"].copy()
         self._gap = state["gap"]
         begin = 0

@@ -277,9 +277,10 @@ class TestShow:
         assert "tick" in text
         assert "resumed" not in text
 
-    def test_what_rows_say(self, tmp_path: Path) -> None:
-        """Messages are in the files as on the wire, which is not for people."""
-        settings = {"policy": "asgd", "state": tmp_path / "s", "push_codec": ["int8"]}
+    @staticmethod
+    def lines(path: Path, **codecs: Any) -> list[Any]:
+        """Return the rows of three exchanges, as JSON says them."""
+        settings = {"policy": "asgd", "state": path / "s", **codecs}
         with (
             ServerThread(**settings) as server,
             aiops.Worker(server.url, {"w": np.zeros(1 << 14, np.float32)}, name="anna") as worker,
@@ -287,10 +288,14 @@ class TestShow:
             eventually(lambda: server.call(lambda s: s.warm), "what it compiles is there")
             for _ in range(3):
                 worker.step({"w": np.ones(1 << 14, np.float32)})
-        lines = [
+        return [
             json.loads(line)
-            for line in run("show", tmp_path / "s", "--json", "--rows", 99).stdout.splitlines()
+            for line in run("show", path / "s", "--json", "--rows", 99).stdout.splitlines()
         ]
+
+    def test_what_rows_say(self, tmp_path: Path) -> None:
+        """Messages are in the files as on the wire, which is not for people."""
+        lines = self.lines(tmp_path, push_codec=["int8"])
         [hello] = [line["fields"]["hello"] for line in lines if line["kind"] == "joined"]
         assert (hello["kind"], hello["name"], hello["role"]) == ("hello", "anna", "worker")
         [joined] = [line["text"] for line in lines if line["kind"] == "joined"]
@@ -322,18 +327,7 @@ class TestShow:
         assert one["fields"]["message"]["parts"][0]["codec"] == "int8"
 
     def test_what_rows_of_coded_exchanges_say(self, tmp_path: Path) -> None:
-        settings = {"policy": "asgd", "state": tmp_path / "s", "fetch_codec": ["int8"]}
-        with (
-            ServerThread(**settings) as server,
-            aiops.Worker(server.url, {"w": np.zeros(1 << 14, np.float32)}, name="anna") as worker,
-        ):
-            eventually(lambda: server.call(lambda s: s.warm), "what it compiles is there")
-            for _ in range(3):
-                worker.step({"w": np.ones(1 << 14, np.float32)})
-        lines = [
-            json.loads(line)
-            for line in run("show", tmp_path / "s", "--json", "--rows", 99).stdout.splitlines()
-        ]
+        lines = self.lines(tmp_path, fetch_codec=["int8"])
         coded = [line for line in lines if line["kind"] == "coded"]
         assert coded
         assert coded[-1]["text"] == (

@@ -13,12 +13,11 @@ import pytest
 
 from aiops.codecs import find
 from aiops.compiled.loading import core
-from aiops.engine import compiled_answers
 from aiops.engine.coded_answers import CodedAnswers
 from aiops.store.delta_replica import Increment
 from aiops.wire.decoding import decode
 from aiops.wire.messages import Ack
-from tests.engine.test_compiled_answers import GENERAL, NOW, Scene, scenes
+from tests.engine.test_compiled_answers import GENERAL, NOW, Scene, made_of, scenes
 from tests.rows import each_row
 
 pytestmark = [
@@ -226,12 +225,7 @@ async def test_a_difference_that_cannot_be_encoded(scene: CodedScene) -> None:
 async def test_a_part_of_another_kind(
     name: str, scene: CodedScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library, seen, steady = core(), list[Any](), scene.steady
-    assert library is not None
-    make = library.Answers
-    monkeypatch.setattr(library, "Answers", lambda *given: seen.extend(given) or make(*given))
-    given = steady._template, steady._answer, scene.wire, scene.updates
-    assert compiled_answers.compiled_answers(steady, *given) is not None
+    make, seen = made_of(scene, monkeypatch)
     setattr(seen[0], name, object())
     with pytest.raises(ValueError, match="not the parts of a steady exchange"):
         make(*seen)

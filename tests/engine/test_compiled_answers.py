@@ -675,6 +675,17 @@ async def test_a_rule_of_many_arrays_is_pythons(count: int, known: bool, scene: 
     assert (compiled_answers.compiled_answers(steady, *given) is not None) == known
 
 
+def made_of(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple[Callable[..., Any], list[Any]]:
+    """Return what makes an `Answers`, and all that it is given for a scene."""
+    library, seen, steady = core(), list[Any](), scene.steady
+    assert library is not None
+    make = library.Answers
+    monkeypatch.setattr(library, "Answers", lambda *given: seen.extend(given) or make(*given))
+    given = steady._template, steady._answer, scene.wire, scene.updates
+    assert compiled_answers.compiled_answers(steady, *given) is not None
+    return make, seen
+
+
 WRONG: tuple[tuple[str, int, Any], ...] = (
     ("a form without a head of its own", 2, lambda head: head[:64]),
     ("another mask", 4, lambda varies: varies[1:]),
@@ -702,12 +713,7 @@ WRONG: tuple[tuple[str, int, Any], ...] = (
 async def test_what_are_no_parts_of_it(
     name: str, at: int, wrong: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library, seen, steady = core(), list[Any](), scene.steady
-    assert library is not None
-    make = library.Answers
-    monkeypatch.setattr(library, "Answers", lambda *given: seen.extend(given) or make(*given))
-    given = steady._template, steady._answer, scene.wire, scene.updates
-    assert compiled_answers.compiled_answers(steady, *given) is not None
+    make, seen = made_of(scene, monkeypatch)
     with pytest.raises(ValueError, match="not the parts of a steady exchange"):
         make(*seen[:at], wrong(seen[at]), *seen[at + 1 :])
 
@@ -730,12 +736,7 @@ async def test_a_part_of_another_kind(
     name: str, value: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiled code looks into it where those of the right kind have their fields."""
-    library, seen, steady = core(), list[Any](), scene.steady
-    assert library is not None
-    make = library.Answers
-    monkeypatch.setattr(library, "Answers", lambda *given: seen.extend(given) or make(*given))
-    given = steady._template, steady._answer, scene.wire, scene.updates
-    assert compiled_answers.compiled_answers(steady, *given) is not None
+    make, seen = made_of(scene, monkeypatch)
     setattr(seen[0], name, value)
     with pytest.raises(ValueError, match="not the parts of a steady exchange"):
         make(*seen)

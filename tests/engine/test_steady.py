@@ -545,14 +545,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("records")
 
 
+def courses(count: int) -> settings:
+    """Return the settings of a test that takes this many courses."""
+    return settings(
+        max_examples=examples(count),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],  # a course takes too long to be shrunk
+    )
+
+
 @pytest.mark.slow
-@settings(
-    max_examples=examples(30),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],  # a course takes too long to be shrunk
-)
+@courses(30)
 @given(
     policy=st.sampled_from(POLICIES),
     model=st.sampled_from(["one tensor", "several", "mixed", "coded", "coded alone"]),
@@ -566,13 +571,7 @@ def test_both_ways_are_one(
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=examples(20),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-)
+@courses(20)
 @given(
     policy=st.sampled_from(POLICIES),
     model=st.sampled_from(["one tensor", "several", "mixed", "coded", "coded alone"]),
@@ -682,7 +681,7 @@ def test_coded_answers_go_the_short_way(model: str, policy: Any, folder: Path) -
 
 
 def test_coded_answers_of_differences_that_cannot_be_encoded(folder: Path) -> None:
-    """The tensor is sent whole then, and increments begin anew."""
+    """Their tensor is sent whole, and increments lead on from there."""
     far = [Op("push", worker=n % 2, seed=n, coded=True, bad=9e17) for n in range(4)]
     policy = "asgd", {"lr": 1.0}, {"fetch_codec": ["int8"], "fetch_lag": 1}
     course = [*CODED, *far, *CODED]
@@ -691,13 +690,7 @@ def test_coded_answers_of_differences_that_cannot_be_encoded(folder: Path) -> No
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=examples(20),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-)
+@courses(20)
 @given(
     policy=st.sampled_from(FETCHED),
     model=st.sampled_from(["one tensor", "several", "mixed", "coded", "coded alone"]),

@@ -31,11 +31,12 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
+from aiops.client.compiled_forms import CompiledExchange
 from aiops.client.handover import process
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.session import Session
-from aiops.client.steady import CompiledExchange, SteadyExchange
+from aiops.client.steady import SteadyExchange
 from aiops.client.sync.compiled_exchange import made
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.model.layout import Array

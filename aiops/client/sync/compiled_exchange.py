@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from aiops.client.coded_answer import CodedAnswer
+from aiops.client.compiled_forms import CompiledExchange, Forms
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt
-from aiops.client.steady import CompiledExchange, Forms, SteadyExchange
+from aiops.client.steady import SteadyExchange
 from aiops.compiled import exchange_type
 from aiops.compiled.loading import core
 from aiops.model import mailbox

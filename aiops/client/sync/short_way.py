@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from aiops.client.compiled_forms import CompiledExchange
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request, RowsRequest
 from aiops.client.session import Session
-from aiops.client.steady import CompiledExchange, SteadyExchange
+from aiops.client.steady import SteadyExchange
 from aiops.client.steady_rows import RowsExchange
 from aiops.client.sync.compiled_exchange import compiled_exchange, pass_mailbox, takes_mailboxes
 from aiops.client.sync.rows_exchange import carry_rows
