@@ -10,8 +10,8 @@
 #else
 #define IN_VECTORS
 #endif
-#define LARGEST_OF(name, type)                                                                    \
-    IN_VECTORS static uint64_t name(const char *data, Py_ssize_t nbytes, type mask)               \
+#define LARGEST_OF(name, type, how)                                                               \
+    how static uint64_t name(const char *data, Py_ssize_t nbytes, type mask)                      \
     {                                                                                             \
         type largest = 0, element;                                                                \
         for (Py_ssize_t at = 0; at < nbytes; at += sizeof(type)) {                                \
@@ -21,9 +21,23 @@
         }                                                                                         \
         return (uint64_t)largest;                                                                 \
     }
-LARGEST_OF(largest_of_2, int16_t) /* without a sign these are as good, and processors have them */
-LARGEST_OF(largest_of_4, int32_t)
-LARGEST_OF(largest_of_8, int64_t)
+LARGEST_OF(largest_of_2, int16_t, IN_VECTORS) /* without a sign: as good, and processors have them */
+LARGEST_OF(largest_of_8, int64_t, IN_VECTORS)
+LARGEST_OF(plain_largest_of_4, int32_t, IN_VECTORS)
+
+/* The usual elements, by what the processor has: the greater of two integers is one step there. */
+#ifdef __x86_64__
+#define WIDE IN_VECTORS __attribute__((target("avx2")))
+LARGEST_OF(wide_largest_of_4, int32_t, WIDE)
+
+static uint64_t largest_of_4(const char *data, Py_ssize_t nbytes, int32_t mask)
+{
+    return __builtin_cpu_supports("avx2") ? wide_largest_of_4(data, nbytes, mask)
+                                          : plain_largest_of_4(data, nbytes, mask);
+}
+#else
+#define largest_of_4 plain_largest_of_4
+#endif
 
 #define HALF 0x7C00 /* the first unfit magnitude of binary16: its infinity */
 
