@@ -83,10 +83,10 @@ ENTRIES: Mapping[str, Entry] = {
         *(400, 15),
     ),
     "exchange-same-host": Entry(
-        "exchange --peers memcpy,shared,room,views,mpi,ray --sizes 4KiB,1MiB,16MiB,64MiB"
-        " --rounds 3 --seconds 0.3",
+        "exchange --peers memcpy,shared,room,views,mpi,ray --sizes 4KiB,64KiB,1MiB,16MiB,64MiB"
+        " --rounds 5 --seconds 0.3",
         "--peers memcpy,shared,views --sizes 4KiB,1MiB --workers 1 --rounds 2 --seconds 0.1",
-        *(300, 12),
+        *(360, 12),
     ),
     "pipelining": Entry(
         "pipelining --rounds 2",
