@@ -61,7 +61,7 @@ sanitize: $(VENV)/.dev
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc AIOPS_SEEDS=$(or $(AIOPS_SEEDS),10) \
 		$(BIN)/python -m pytest -n 0 -p tests.sanitized tests/client/sync/test_compiled_exchange.py tests/client/sync/test_compiled_increments.py tests/client/asyncio tests/compiled \
 		tests/engine/test_steady.py tests/engine/test_coded_answers.py tests/engine/test_compiled_answers.py tests/engine/test_compiled_journal.py tests/engine/test_server_calls.py tests/net/test_socket_poller.py \
-		tests/net/test_mailboxes.py tests/client/sync/test_mailbox.py $(ARGS)
+		tests/net/test_mailboxes.py tests/net/test_lent_answers.py tests/client/sync/test_mailbox.py tests/client/sync/test_lent_answers.py $(ARGS)
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		$(BIN)/python -m tests.sanitized torture frames --only steady --jobs 1 --seed 1 --seconds $(or $(FUZZ),60)

@@ -18,7 +18,7 @@ SIZES = {
     "averaging": (4, 519),
     "bandwidth": (9, 2095),
     "cli": (41, 6930),
-    "client": (86, 19480),
+    "client": (87, 19640),
     "codecs": (13, 2905),
     "compiled": (2, 58),
     "common": (17, 1300),

@@ -76,6 +76,28 @@ class CompiledExchange(Protocol):
     def missed(self) -> int:
         """1 if it looked for the answer in vain; 2 more if `pull` slept for it in vain."""
 
+    @property
+    def posted(self) -> int:
+        """The number of the last push that was posted in the mailbox."""
+
+    @property
+    def lent(self) -> int:
+        """1 if the last answer's parameters lie in a segment of the server: this one, there."""
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment."""
+
+    @property
+    def offset(self) -> int:
+        """The offset in it at which they begin."""
+
+    def give_back(self, number: int, /) -> bool:
+        """Have the parameters of all answers up to a number be the server's again.
+
+        Returns whether the server hears that, or need not: not if it has left the mailbox.
+        """
+
     def use_mailbox(self, memory: Array, bell: int, alone: bool, /) -> None:
         """Exchange by a mailbox from here on, where its server answers in it.
 
@@ -92,7 +114,7 @@ class CompiledExchange(Protocol):
     def run(
         self,
         gradients: Any,
-        target: Array,
+        target: Array | None,
         id: int,
         seq: int,
         have: int,
@@ -107,7 +129,8 @@ class CompiledExchange(Protocol):
         gradients
             Arrays by name, or the whole gradient as one array.
         target
-            The parameters, as bytes.
+            The parameters, as bytes. None: they are to stay where they lie, and the exchange does
+            not fit if it would not go by a mailbox alone.
         id, seq, have, age
             The numbers of the push.
         look

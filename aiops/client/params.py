@@ -276,6 +276,11 @@ class Leased(Params):
         self.release()
         self.arena, self._give_back = arena, give_back
 
+    def keep(self, arena: Arena) -> None:
+        """Have these parameters from here on, in an arena of its own."""
+        self.release()
+        self.arena = arena
+
     def own(self) -> Arena:
         """Return an arena of its own, with what was read until now."""
         if self._give_back is not None:

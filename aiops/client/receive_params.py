@@ -142,9 +142,9 @@ class ParameterSink(Sink):
         return sink
 
     @property
-    def plain(self) -> bool:
-        """True if this is the whole model, raw, in the client's own memory."""
-        return self._whole and not self.lent
+    def whole(self) -> bool:
+        """True if this is the whole model, raw, perhaps in the server's memory."""
+        return self._whole
 
     def mark(self) -> None:
         """Mark what is on its way raw: it may be a mixture until all has come."""

@@ -38,12 +38,14 @@ from aiops.client.coding import Encoded
 from aiops.client.compiled_forms import CompiledExchange, Forms
 from aiops.client.encode_push import parts_of
 from aiops.client.handover import without
-from aiops.client.params import Params
+from aiops.client.params import Leased, Params
 from aiops.client.pending import PendingRequests
+from aiops.client.posting import Posting
 from aiops.client.receive_params import ParameterSink
 from aiops.client.request_kinds import Means, PushRequest, Receipt, Request
 from aiops.client.server_info import ServerInfo
 from aiops.codecs.raw import NAME as RAW
+from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import LARGEST as LARGEST_INTEGER
 from aiops.wire.connection import Buffer
@@ -98,9 +100,9 @@ def steady_push(
 
 
 def _brings_all(answer: Ack, sink: Sink | None, layout: Layout) -> bool:
-    """Return whether an answer is the whole model, raw, in the client's own memory."""
+    """Return whether an answer is the whole model, raw."""
     return (
-        isinstance(sink, ParameterSink) and sink.plain and len(answer.parts) == 1
+        isinstance(sink, ParameterSink) and sink.whole and len(answer.parts) == 1
     ) and answer.parts[0][:4] == (0, layout.nbytes, RAW, layout.nbytes)
 
 
@@ -160,6 +162,8 @@ class SteadyExchange:
         True if payloads are received in the parameters, once the header is known to match.
     lends
         True if another way than a mailbox would lend payloads, which is quicker than sending them.
+    posting
+        The mailbox by which it goes, once there is one; else None.
     failed
         True after an exchange that did not match the templates: others are to be made.
     unsettled
@@ -184,7 +188,7 @@ class SteadyExchange:
         *("_have", "_id", "_layout", "_ledger", "_nbytes", "_pack", "_params", "_parts"),
         *("_payload", "_pending", "_pick", "_push", "_read", "_seq", "_tensors", "_traffic"),
         *("_unpack", "_usual", "_whole", "answer_size", "direct", "failed", "push_size", "room"),
-        *("lends", "unsettled"),
+        *("lends", "posting", "unsettled"),
     )
 
     def __init__(
@@ -211,6 +215,7 @@ class SteadyExchange:
         self._nbytes, self._parts = nbytes, push.parts
         self.push_size: int = self._push.size + (nbytes if coded is None else coded.whole.nbytes)
         self.failed = self.lends = False
+        self.posting: Posting | None = None
         self._params: Params | None = None  # those of the exchange under way, with
         self._gradients: Mapping[str, Array] = {}
         self._usual: Params | None = None  # those of the last exchange, with what they held then:
@@ -308,10 +313,12 @@ class SteadyExchange:
         have, age = params.level, params.age
         if (
             (have is None or age is None or have < 0)
-            or (type(params) is not Params or params.layout is not self._layout)
+            or (type(params) not in (Params, Leased) or params.layout is not self._layout)
             or params.connection != self._connection
         ):
             return False
+        if not self.lends:
+            params.own()
         params.connection = self._connection  # equal before, and now known by identity
         self._usual, self._have, self._age = params, have, age
         return True
@@ -341,11 +348,14 @@ class SteadyExchange:
         if given is None:
             return None
         numbers = self._id, self._seq, self._have, self._age
-        found = compiled.run(given, params.arena.data, *numbers, look)
+        views = self.lends and isinstance(params, Leased)
+        found = compiled.run(given, None if views else params.arena.data, *numbers, look)
         if found is None or isinstance(found, bool):
             if found is False:
                 self._take_number_back()
             return None
+        if self.posting is not None:
+            self.posting.bring(params, self._id)
         return self._took(found, params)
 
     def push_by(self, compiled: CompiledExchange, params: Params, gradients: Any) -> bool:
@@ -427,6 +437,11 @@ class SteadyExchange:
     def forms(self) -> Forms:
         """The messages of this exchange, for compiled code."""
         return Forms(self._push, self._ack, self.room, self._nbytes, self._tensors, self._coded)
+
+    @property
+    def gradient_room(self) -> Arena | None:
+        """Room for a gradient that is posted without a copy; None: there is none."""
+        return self.posting.room if self.posting is not None and self._coded is None else None
 
     @property
     def seq(self) -> int:

@@ -77,7 +77,7 @@ class Exchange:
     def run(
         self,
         gradients: Any,
-        target: npt.NDArray[Any],
+        target: npt.NDArray[Any] | None,
         id: int,
         seq: int,
         have: int,
@@ -85,6 +85,15 @@ class Exchange:
         look: int,
         /,
     ) -> tuple[Any, ...] | bool | None: ...
+    @property
+    def posted(self) -> int: ...
+    @property
+    def lent(self) -> int: ...
+    @property
+    def segment(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    def give_back(self, number: int, /) -> bool: ...
     def use_mailbox(self, memory: npt.NDArray[np.uint8], bell: int, alone: bool, /) -> None:
         """Exchange by a mailbox (``mailbox.h``) from here on, where its server answers in it.
 
@@ -325,10 +334,13 @@ class Mailboxes:
         """Exchanges that were answered in mailboxes."""
 
     def __new__(cls, look: int, /) -> Mailboxes: ...
-    def add(self, link: Any, shortcut: Any, memory: npt.NDArray[np.uint8], bell: int, /) -> int:
+    def add(
+        self, link: Any, shortcut: Any, memory: npt.NDArray[np.uint8], bell: int, lender: Any, /
+    ) -> int:
         """Answer in the mailbox of an `aiops.net.transport.MessageTransport`; return its number.
 
-        ``shortcut`` is its `Answers.answer`. The bell is closed with the mailbox.
+        ``shortcut`` is its `Answers.answer`. The bell is closed with the mailbox. ``lender`` is an
+        `aiops.net.mailboxes.Lender`; None: parameters are copied.
 
         Raises
         ------

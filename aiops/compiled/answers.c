@@ -224,6 +224,13 @@ static int find_gradient(const Answers *self, const char *payload, Pushed *push)
            survey(self, push->data, &push->largest);
 }
 
+void bring_here(Answers *self)
+{
+    if (self->lying != NULL)
+        memcpy(self->lacking, self->lying, (size_t)self->region);
+    self->lying = NULL;
+}
+
 PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record,
                    PyObject *state)
 {
@@ -249,7 +256,8 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
         return NULL;
     const char *head = (const char *)self->head.buf + first;
     if (whole < 0 || !has_numbers(self, (const unsigned char *)head, &push) || !has_accounts(self, row) ||
-        !is_idle(self) || !find_gradient(self, head + self->form.len, &push))
+        !is_idle(self) ||
+        !find_gradient(self, self->lying != NULL ? self->lying : head + self->form.len, &push))
         goto general;
     int goes = applies(self, &push);
     if (goes > 0)
@@ -262,6 +270,7 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
             self->fd = -1;
             self->header_at = NULL;
         }
+        self->id = push.number[0];
         if (said != NULL)
             answer = answered(self, &push, said, received);
         Py_XDECREF(said);
@@ -272,5 +281,6 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
         return answer;
 general:
     PyErr_Clear();
+    bring_here(self);
     return PyObject_CallFunctionObjArgs(self->part[PART_general], received, now, record, NULL);
 }

@@ -96,6 +96,9 @@ typedef struct {
     Py_ssize_t size; /* of the last answer, in bytes, if it was made here; else 0 */
     int fd; /* the socket that an answer may be sent on at once; below 0: none */
     char *header_at, *payload_at; /* or the memory that it is to be left in; NULL: none */
+    const char *lying; /* a push's payload that was not received in `head`; NULL: it was */
+    char *lacking;     /* where in `head` it belongs */
+    long long id;      /* of the last push that was answered here */
     Surveyed sections[SECTIONS];
 } Answers;
 
@@ -137,6 +140,12 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
 /* Return whether the connection's accounts have rows for these messages, as they have after one. */
 int has_accounts(const Answers *self, PyObject *row[2]);
 
+/* Have the payload of a push be in the head buffer, wherever it lies. */
+void bring_here(Answers *self);
+
+/* Copy the parameters to memory of `nbytes`; -1: an error is set. */
+int copy_parameters(const Answers *self, char *to);
+
 /* Return the answer to an exchange that is carried out, or what of it is not sent; True: nothing. */
 PyObject *answered(Answers *self, const Pushed *push, PyObject *said, PyObject *received);
 
@@ -146,9 +155,10 @@ static inline int is_coded(const Answers *self)
     return self->part[PART_increments] != Py_None;
 }
 
-/* Update all sections in place, in a room of parameters, by the loops of their kernels. 1; 0: one of
- * them has none, or arrays are of another form, and nothing is changed; -1: an error is set. */
-int run_loops(Answers *self, const Pushed *push, PyObject *room, PyObject *steps,
+/* Update all sections by the loops of their kernels, from one room of parameters into another, or in
+ * place. 1; 0: one of them has none, or arrays are of another form, and nothing is changed; -1: an
+ * error is set. */
+int run_loops(Answers *self, const Pushed *push, PyObject *base, PyObject *room, PyObject *steps,
               PyObject *scalars);
 
 /* Return the sums that `run_loops` has left, as an array. */

@@ -16,22 +16,24 @@ void forget(Mailboxes *self, Mailbox *box)
     atomic_store(word(&box->memory, OPEN_AT), 0);
     wake(word(&box->memory, ANSWERED_AT));
     close(box->bell);
+    take_returned(box); /* others are given back by the socket */
     Mailbox was = *box;
     *box = (Mailbox){.bell = -1};
     PyBuffer_Release(&was.memory);
     Py_DECREF(was.answers);
     Py_DECREF(was.shortcut);
+    Py_DECREF(was.lender);
     Py_DECREF(was.link); /* a finalizer may have the table grow */
 }
 
 static PyObject *add_box(PyObject *object, PyObject *given)
 {
     Mailboxes *self = (Mailboxes *)object;
-    PyObject *link, *shortcut, *answers;
+    PyObject *link, *shortcut, *answers, *lender;
     Py_buffer memory;
     uint32_t place;
     int bell;
-    if (!PyArg_ParseTuple(given, "OOw*i", &link, &shortcut, &memory, &bell))
+    if (!PyArg_ParseTuple(given, "OOw*iO", &link, &shortcut, &memory, &bell, &lender))
         return NULL;
     answers = answers_of(shortcut);
     const Answers *made = (const Answers *)answers;
@@ -50,7 +52,9 @@ static PyObject *add_box(PyObject *object, PyObject *given)
         goto failed;
     }
     *box = (Mailbox){.link = Py_NewRef(link), .answers = answers, .shortcut = Py_NewRef(shortcut),
-                     .memory = memory, .bell = bell, .told = 1};
+                     .lender = Py_NewRef(lender), .memory = memory, .bell = bell, .told = 1};
+    if (self->longer < made->nbytes / COPIED_AT)
+        self->longer = made->nbytes / COPIED_AT;
     atomic_store(word(&memory, SERVER_SLEEPS_AT), 1);
     atomic_store(word(&memory, OPEN_AT), 1);
     return PyLong_FromUnsignedLong(place);
@@ -105,6 +109,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
         Py_VISIT(self->boxes[place].link);
         Py_VISIT(self->boxes[place].answers);
         Py_VISIT(self->boxes[place].shortcut);
+        Py_VISIT(self->boxes[place].lender);
     }
     return 0;
 }

@@ -164,7 +164,7 @@ int compose(Exchange *self, const Py_buffer *views, int taken, const long long *
 
 int take_arguments(Exchange *self, PyObject *const *given, int count, long long *numbers)
 {
-    self->sent = self->received = self->fault = self->missed = self->placed = 0;
+    self->sent = self->received = self->fault = self->missed = self->placed = self->lent = 0;
     for (int index = 0; index < count; index++) {
         numbers[index] = PyLong_AsLongLong(given[index]);
         if (numbers[index] < 0) {
@@ -186,9 +186,12 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
     }
     if (!take_arguments(self, given + 2, NUMBERS + 1, numbers))
         return NULL;
-    Py_buffer target, views[VIEWS];
+    Py_buffer target = {.len = self->nbytes}, views[VIEWS];
     struct iovec pieces[VIEWS + 1];
-    if (PyObject_GetBuffer(given[1], &target, PyBUF_WRITABLE) < 0)
+    int placed = given[1] == Py_None; /* elsewhere, by a mailbox alone */
+    if (placed && !self->alone)
+        return Py_NewRef(Py_False);
+    if (!placed && PyObject_GetBuffer(given[1], &target, PyBUF_WRITABLE) < 0)
         return NULL;
     int taken = 0, done = -1, fits = -1;
     PyObject *found = NULL;
@@ -217,7 +220,8 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
         memcpy(target.buf, (unsigned char *)self->room.buf + head, (size_t)self->nbytes);
     while (taken > 0)
         PyBuffer_Release(&views[--taken]);
-    PyBuffer_Release(&target);
+    if (!placed)
+        PyBuffer_Release(&target);
     return fits == 0 ? Py_NewRef(Py_False) : done == 0 ? Py_NewRef(Py_None) : found;
 }
 
@@ -285,6 +289,7 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "Exchange; see _core.pyi."},
     {"use_mailbox", use_mailbox, METH_VARARGS, "See _core.pyi."},
+    {"give_back", give_back, METH_O, "See _core.pyi."},
     {"carry", (PyCFunction)(void (*)(void))carry, METH_FASTCALL, "See _core.pyi."},
     {"push", (PyCFunction)(void (*)(void))push, METH_FASTCALL, "See _core.pyi."},
     {"pull", (PyCFunction)(void (*)(void))pull, METH_FASTCALL, "See _core.pyi."},
@@ -299,6 +304,10 @@ static PyMemberDef members[] = {
     {"missed", T_INT, offsetof(Exchange, missed), READONLY, NULL},
     {"sent", T_PYSSIZET, offsetof(Exchange, sent), READONLY, NULL},
     {"received", T_PYSSIZET, offsetof(Exchange, received), READONLY, NULL},
+    {"posted", T_UINT, offsetof(Exchange, posted), READONLY, NULL},
+    {"lent", T_INT, offsetof(Exchange, lent), READONLY, NULL},
+    {"segment", T_ULONGLONG, offsetof(Exchange, place[0]), READONLY, NULL},
+    {"offset", T_ULONGLONG, offsetof(Exchange, place[1]), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -78,6 +78,8 @@ typedef struct {
     int bell, placed;  /* what wakes its server; whether an answer is in the parameters already */
     int alone;         /* whether no exchange goes by the socket */
     uint32_t posted;   /* messages that were posted in it */
+    int lent;          /* whether the last answer's parameters lie at a place: */
+    uint64_t place[2]; /* a segment, and an offset in it */
 } Exchange;
 
 /* Whether the header in `room` is the answer to a push, and of this form. */
@@ -112,7 +114,8 @@ int compose(Exchange *self, const Py_buffer *views, int taken, const long long *
 /* Run the handlers of signals that have come; return whether one has raised. errno stays EINTR. */
 int signalled(Exchange *self);
 
-/* Push by a mailbox and take the answer, as `transfer` does. -2: it is not to be used now. */
+/* Push by a mailbox and take the answer, as `transfer` does. -2: it is not to be used now. `target`
+ * NULL: parameters stay where they lie. */
 int exchange_by_mailbox(Exchange *self, const struct iovec *pieces, int count,
                         unsigned char *target, uint64_t id, long long budget);
 
@@ -128,6 +131,9 @@ int encode_all(Exchange *self, const Py_buffer *views, int by_name);
 
 /* Have the encoders be as before the last gradient. */
 void take_back(Exchange *self);
+
+/* Have all answers up to a number be the server's again; see _core.pyi. */
+PyObject *give_back(PyObject *self, PyObject *number);
 
 /* Give an exchange its mailbox, or take it away. */
 PyObject *use_mailbox(PyObject *self, PyObject *given);

@@ -78,10 +78,10 @@ static const double *rates_of(Answers *self, const Pushed *push, PyObject *steps
     return known->view.buf;
 }
 
-int run_loops(Answers *self, const Pushed *push, PyObject *room, PyObject *steps,
+int run_loops(Answers *self, const Pushed *push, PyObject *base, PyObject *room, PyObject *steps,
               PyObject *scalars)
 {
-    Py_buffer target, more = {0}, views[SECTIONS * STATES];
+    Py_buffer source, target, more = {0}, views[SECTIONS * STATES];
     int taken = 0, done = 0;
     const double *rates;
     int64_t *sums = self->sums;
@@ -93,7 +93,11 @@ int run_loops(Answers *self, const Pushed *push, PyObject *room, PyObject *steps
         (scalars == Py_None) != (self->scalar_count == 0) ||
         PyObject_GetBuffer(get(room, Arena_data), &target, PyBUF_WRITABLE) < 0)
         return (PyErr_Clear(), 0);
-    int sound = target.len == self->nbytes &&
+    if (PyObject_GetBuffer(get(base, Arena_data), &source, PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&target);
+        return (PyErr_Clear(), 0);
+    }
+    int sound = target.len == self->nbytes && source.len == self->nbytes &&
                 (scalars == Py_None ||
                  take_view(scalars, 'd', 8 * self->tensors * self->scalar_count, &more));
     void *state[SECTIONS][STATES] = {{NULL}};
@@ -113,7 +117,7 @@ int run_loops(Answers *self, const Pushed *push, PyObject *room, PyObject *steps
     if (sound) {
         PyThreadState *thread = self->nbytes >= LONG ? PyEval_SaveThread() : NULL;
         char *to = target.buf;
-        const char *from = push->data;
+        const char *was = source.buf, *from = push->data;
         const double *rest = more.buf;
         done = 1;
         for (Py_ssize_t index = 0; index < self->section_count; index++) {
@@ -122,11 +126,12 @@ int run_loops(Answers *self, const Pushed *push, PyObject *room, PyObject *steps
             void **each = state[index];
             sums[loop->count] = 0;
             loop->run(loop->count, section->nbytes / section->itemsize, loop->lo.buf, loop->hi.buf,
-                      loop->src.buf, rates, rest, 1.0, to, from, to, each[0], each[1], each[2],
+                      loop->src.buf, rates, rest, 1.0, was, from, to, each[0], each[1], each[2],
                       each[3], each[4], each[5], each[6], each[7], loop->constants.buf, sums);
             if (sums[loop->count] != 1) /* it has said why */
                 done = -1;
             to += section->nbytes;
+            was += section->nbytes;
             from += section->nbytes;
             rates += loop->count;
             sums += loop->count;
@@ -139,6 +144,7 @@ int run_loops(Answers *self, const Pushed *push, PyObject *room, PyObject *steps
         PyBuffer_Release(&views[--taken]);
     if (more.obj != NULL)
         PyBuffer_Release(&more);
+    PyBuffer_Release(&source);
     PyBuffer_Release(&target);
     if (done < 0)
         PyErr_SetString(PyExc_ValueError, "the arguments of a kernel do not fit");

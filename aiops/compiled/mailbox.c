@@ -33,9 +33,10 @@ static inline void pause_a_bit(void)
 static int answered(const Exchange *self)
 {
     uint32_t found = atomic_load(word(&self->mailbox, ANSWERED_AT));
-    return found == worded(self->posted, HERE)        ? HERE
-           : found == worded(self->posted, ELSEWHERE) ? ELSEWHERE
-                                                      : 0;
+    uint32_t how = found & 3;
+    if (how == LENT && !self->alone) /* so small a model is not lent */
+        return 0;
+    return how && found == worded(self->posted, how) ? (int)how : 0;
 }
 
 /* Look for an answer for `budget` nanoseconds, as `Spin.look` does. */
@@ -104,7 +105,7 @@ static int sleep_until_answered(Exchange *self)
 
 /* Take the answer out of the mailbox. 1: it is one; 0: the general path is to look at it, if there
  * is room for it beside the parameters, or else to ask again on another connection. */
-static int take_answer(Exchange *self, unsigned char *target, uint64_t id)
+static int take_answer(Exchange *self, unsigned char *target, uint64_t id, int how)
 {
     const unsigned char *memory = self->mailbox.buf;
     const unsigned char *payload = memory + PAYLOAD_AT + in_pages(self->nbytes);
@@ -116,22 +117,46 @@ static int take_answer(Exchange *self, unsigned char *target, uint64_t id)
         self->fault = CLOSED;
         return 0;
     }
-    memcpy(is_one ? target : room + head, payload, (size_t)self->nbytes);
+    self->lent = how == LENT;
+    if (self->lent && !is_one) {
+        self->fault = CLOSED;
+        return 0;
+    }
+    if (self->lent)
+        memcpy(self->place, memory + PLACE_AT, sizeof self->place);
+    else if (!is_one || target != NULL)
+        memcpy(is_one ? target : room + head, payload, (size_t)self->nbytes);
     self->placed = is_one;
     self->received = head + self->nbytes;
     return is_one;
+}
+
+/* Return whether the pieces behind the header may be copied to the mailbox one by one: none lies in
+ * it, but where it belongs. */
+static int may_be_copied(const Exchange *self, const struct iovec *pieces, int count)
+{
+    const char *begin = (const char *)self->mailbox.buf + PAYLOAD_AT, *to = begin;
+    for (int index = 1; index < count; index++) {
+        const char *from = pieces[index].iov_base;
+        if (from != to && from < begin + self->pushed && begin < from + pieces[index].iov_len)
+            return 0;
+        to += pieces[index].iov_len;
+    }
+    return 1;
 }
 
 int exchange_by_mailbox(Exchange *self, const struct iovec *pieces, int count,
                         unsigned char *target, uint64_t id, long long budget)
 {
     const Py_buffer *memory = &self->mailbox;
-    if (memory->buf == NULL || self->fd < 0 || atomic_load(word(memory, OPEN_AT)) != 1)
+    if (memory->buf == NULL || self->fd < 0 || atomic_load(word(memory, OPEN_AT)) != 1 ||
+        !may_be_copied(self, pieces, count))
         return -2;
     char *to = (char *)memory->buf + PAYLOAD_AT;
     memcpy((char *)memory->buf + PUSH_AT, pieces[0].iov_base, pieces[0].iov_len);
     for (int index = 1; index < count; to += pieces[index++].iov_len)
-        memcpy(to, pieces[index].iov_base, pieces[index].iov_len);
+        if (to != pieces[index].iov_base) /* it was not written there */
+            memcpy(to, pieces[index].iov_base, pieces[index].iov_len);
     self->posted = (self->posted + 1) & (UINT32_MAX >> 2);
     self->sent = self->push.len + self->pushed;
     atomic_store(word(memory, POSTED_AT), worded(self->posted, POSTED));
@@ -143,7 +168,21 @@ int exchange_by_mailbox(Exchange *self, const struct iovec *pieces, int count,
     int found = budget > 0 ? look(self, budget) : answered(self);
     if (!found)
         found = sleep_until_answered(self);
-    return found == HERE ? take_answer(self, target, id) : found < 0 ? -1 : 0;
+    return found == HERE || found == LENT ? take_answer(self, target, id, found)
+           : found < 0                    ? -1
+                                          : 0;
+}
+
+PyObject *give_back(PyObject *object, PyObject *number)
+{
+    Exchange *self = (Exchange *)object;
+    unsigned long returned = PyLong_AsUnsignedLong(number);
+    if (PyErr_Occurred())
+        return NULL;
+    if (self->mailbox.buf == NULL || self->fd < 0) /* with the connection all is given back */
+        Py_RETURN_TRUE;
+    atomic_store(word(&self->mailbox, RETURNED_AT), (uint32_t)returned & (UINT32_MAX >> 2));
+    return PyBool_FromLong(atomic_load(word(&self->mailbox, OPEN_AT)) == 1);
 }
 
 PyObject *use_mailbox(PyObject *object, PyObject *given)
@@ -178,6 +217,12 @@ int exchange_by_mailbox(Exchange *self, const struct iovec *pieces, int count,
 {
     (void)self, (void)pieces, (void)count, (void)target, (void)id, (void)budget;
     return -2;
+}
+
+PyObject *give_back(PyObject *self, PyObject *number)
+{
+    (void)self, (void)number;
+    Py_RETURN_FALSE;
 }
 
 PyObject *use_mailbox(PyObject *self, PyObject *given)

@@ -4,7 +4,9 @@
  * the server has not taken it; both by compare and exchange. A word is a message's number, from 1 on,
  * above two bits of what has become of it. Neither side believes the other's words: it compares them
  * with the ones that it expects now, and all else is as if nothing were there. No byte of the memory
- * is a length or an offset. The server copies a push out of it before it looks at it.
+ * is a length or an offset, but for those of a place, which Python checks at the client. The server
+ * copies the header of a push out of it before it looks at it, and the payload, if it is a small one,
+ * coded, or recorded; otherwise that is numbers alone, and they are read where they lie.
  */
 
 #ifndef AIOPS_MAILBOX_H
@@ -27,6 +29,8 @@
 #define CLIENT_SLEEPS_AT 256 /* by the client: it waits for the futex */
 #define SERVER_SLEEPS_AT 384 /* by the server: it is to be woken by the bell */
 #define OPEN_AT 512          /* by the server: pushes may be posted */
+#define RETURNED_AT 640      /* by the client: the answers up to this number are given back */
+#define PLACE_AT 768         /* by the server: a segment and an offset, of what it has lent */
 
 /* Headers, and payloads at pages of their own. */
 #define PAGE 4096
@@ -35,7 +39,7 @@
 #define PAYLOAD_AT (3 * PAGE)
 
 enum { POSTED = 1, TAKEN, WITHDRAWN }; /* of the word at POSTED_AT */
-enum { HERE = 1, ELSEWHERE };          /* of the word at ANSWERED_AT: by the socket */
+enum { HERE = 1, ELSEWHERE, LENT };    /* of the word at ANSWERED_AT: by the socket, at a place */
 
 typedef _Atomic uint32_t Word;
 

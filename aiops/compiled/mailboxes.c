@@ -6,6 +6,10 @@
  * that is answered at once goes to the connection's `MessageTransport`, its answer goes by the
  * socket, and the call ends, as it does after a millisecond.
  *
+ * Of a model of more than `SMALL` bytes a raw gradient is read where it lies, unless it is recorded,
+ * and the parameters are lent: the client reads them in the server's memory, and says by a word when
+ * they may change (`aiops.serving.peer.Peer`). One that says so too early harms itself alone.
+ *
  * The client is not believed: a mailbox can change at any time. Only a word that says that the next
  * push is posted has any effect, and by taking it the server promises to write the answering word.
  */
@@ -35,6 +39,61 @@ static char *head_of(const Mailbox *box)
     return (char *)answers->head.buf + begin;
 }
 
+#define SMALL (64 << 10) /* aiops.wire.connection.SMALL */
+#define HALF (1U << 29)  /* of the numbers of pushes */
+
+void take_returned(Mailbox *box)
+{
+    uint32_t returned = box->lent_count ? atomic_load(word(&box->memory, RETURNED_AT)) : 0;
+    while (box->lent_count &&
+           ((returned - box->lent[0].number) & (UINT32_MAX >> 2)) < HALF) {
+        long long id = box->lent[0].id;
+        memmove(box->lent, box->lent + 1, (MOST_LENT - 1) * sizeof *box->lent);
+        box->lent_count--;
+        PyObject *said = PyObject_CallMethod(box->lender, "given_back", "L", id);
+        Py_XDECREF(said);
+        if (said == NULL)
+            PyErr_WriteUnraisable(box->lender);
+    }
+}
+
+/* Leave the parameters for a client whose answer's header is there. Returns how: HERE, LENT or
+ * ELSEWHERE; -1: an error is set. */
+static int leave_parameters(Mailbox *box)
+{
+    const Answers *answers = (const Answers *)box->answers;
+    char *memory = box->memory.buf;
+    PyObject *place = box->lender == Py_None || box->lent_count == MOST_LENT
+                          ? Py_NewRef(Py_None)
+                          : PyObject_CallMethod(box->lender, "lend_current", "L", answers->id);
+    unsigned long long found[2];
+    int done = HERE;
+    if (place == NULL)
+        return -1;
+    if (PyTuple_Check(place) && PyArg_ParseTuple(place, "KK", &found[0], &found[1])) {
+        memcpy(memory + PLACE_AT, found, sizeof found);
+        box->lent[box->lent_count++] = (LentAnswer){box->taken, answers->id};
+        done = LENT;
+    } else if (place == Py_False) { /* its client has to be told of a segment first */
+        PyObject *whole = PyBytes_FromStringAndSize(NULL, answers->answer.len + answers->nbytes);
+        char *to = whole == NULL ? NULL : PyBytes_AsString(whole);
+        PyObject *all = NULL;
+        done = -1;
+        if (to != NULL && copy_parameters(answers, to + answers->answer.len) == 0) {
+            memcpy(to, answers->header, (size_t)answers->answer.len);
+            all = Py_BuildValue("[O]", whole);
+        }
+        if (all != NULL && tell(box->link, "send", all, NULL) == 0)
+            done = ELSEWHERE;
+        Py_XDECREF(all);
+        Py_XDECREF(whole);
+    } else if (PyErr_Occurred() ||
+               copy_parameters(answers, memory + PAYLOAD_AT + in_pages(answers->nbytes)) < 0)
+        done = -1;
+    Py_DECREF(place);
+    return done;
+}
+
 static int is_posted(const Mailbox *box)
 {
     uint32_t next = (box->taken + 1) & (UINT32_MAX >> 2);
@@ -60,8 +119,8 @@ static int leave(const Mailbox *box, PyObject *said)
     return whole;
 }
 
-/* Answer a push that has been copied to the head buffer. Return HERE or ELSEWHERE, or -1. */
-static int answer_taken(Mailboxes *self, const Mailbox *box, int *general)
+/* Answer a push whose header is in the head buffer. Return HERE, ELSEWHERE or LENT, or -1. */
+static int answer_taken(Mailboxes *self, Mailbox *box, int *general)
 {
     Answers *answers = (Answers *)box->answers;
     PyObject *link = box->link;
@@ -70,16 +129,24 @@ static int answer_taken(Mailboxes *self, const Mailbox *box, int *general)
         return -1;
     answers->fd = -1;
     answers->header_at = (char *)box->memory.buf + ANSWER_AT;
-    answers->payload_at = (char *)box->memory.buf + PAYLOAD_AT + in_pages(answers->nbytes);
+    answers->payload_at = answers->nbytes > SMALL
+                              ? NULL
+                              : (char *)box->memory.buf + PAYLOAD_AT + in_pages(answers->nbytes);
     PyObject *found = answer((PyObject *)answers, received);
     answers->header_at = NULL;
+    if (found == Py_None)
+        bring_here(answers);
+    answers->lying = NULL;
     int done = found == NULL ? -1 : ELSEWHERE;
     if (found == Py_None) {
         *general = 1;
         done = tell(link, "buffer_updated", received, Py_False) < 0 ? -1 : ELSEWHERE;
     } else if (found == Py_True || (found != NULL && PyObject_Size(found) > 0 && leave(box, found))) {
         self->served++;
-        done = add(link, MessageTransport_pumped, answers->number_of[ANSWER_SIZE]) < 0 ? -1 : HERE;
+        done = found == Py_True && answers->nbytes > SMALL ? leave_parameters(box) : HERE;
+        if ((done == HERE || done == LENT) &&
+            add(link, MessageTransport_pumped, answers->number_of[ANSWER_SIZE]) < 0)
+            done = -1;
     } else if (found != NULL && PyObject_Size(found) > 0) { /* an answer of another form */
         PyObject *transport = get(link, MessageTransport_transport), *size;
         *general = 1;
@@ -100,8 +167,14 @@ static int answer_taken(Mailboxes *self, const Mailbox *box, int *general)
  * went the general way; -1 with an error. */
 static int serve(Mailboxes *self, uint32_t place)
 {
-    Mailbox *known = &self->boxes[place], box;
-    if (!is_posted(known))
+    Mailbox *known, box;
+    if (!is_posted(&self->boxes[place]))
+        return 0;
+    for (uint32_t each = 0; each < self->places; each++) /* what is lent is not written to */
+        if (self->boxes[each].link != NULL)
+            take_returned(&self->boxes[each]);
+    known = &self->boxes[place];
+    if (known->link == NULL)
         return 0;
     if (!takes_by(known->link, known->shortcut, (const Answers *)known->answers)) {
         forget(self, known);
@@ -117,18 +190,26 @@ static int serve(Mailboxes *self, uint32_t place)
         return 0; /* it was taken back */
     known->taken = number;
     box = *known; /* the table may change */
-    const Answers *answers = (const Answers *)box.answers;
+    Answers *answers = (Answers *)box.answers;
     const char *memory = box.memory.buf;
     memcpy(head, memory + PUSH_AT, (size_t)answers->form.len);
-    memcpy(head + answers->form.len, memory + PAYLOAD_AT, (size_t)answers->region);
+    answers->lying = memory + PAYLOAD_AT;
+    answers->lacking = head + answers->form.len;
+    if (answers->nbytes <= SMALL || answers->piece_count)
+        bring_here(answers);
     PyObject *held[] = {Py_NewRef(box.link), Py_NewRef(box.answers), Py_NewRef(box.shortcut),
-                        Py_NewRef(box.memory.obj)};
+                        Py_NewRef(box.lender), Py_NewRef(box.memory.obj)};
     int general = 0, done = answer_taken(self, &box, &general);
-    atomic_store(word(&box.memory, ANSWERED_AT), worded(number, done == HERE ? HERE : ELSEWHERE));
+    known = &self->boxes[place];
+    if (done == LENT && known->memory.buf == box.memory.buf) {
+        memcpy(known->lent, box.lent, sizeof box.lent);
+        known->lent_count = box.lent_count;
+    }
+    atomic_store(word(&box.memory, ANSWERED_AT), worded(number, done < 0 ? ELSEWHERE : (uint32_t)done));
     if (atomic_load(word(&box.memory, CLIENT_SLEEPS_AT)))
         wake(word(&box.memory, ANSWERED_AT));
     done = done < 0 ? broken(box.link) < 0 ? -1 : 2 : general ? 2 : 1;
-    for (int index = 0; index < 4; index++)
+    for (size_t index = 0; index < sizeof held / sizeof *held; index++)
         Py_DECREF(held[index]);
     return done;
 }
@@ -138,6 +219,8 @@ static void have_rung(Mailboxes *self, int ring)
 {
     for (uint32_t place = 0; place < self->places; place++) {
         Mailbox *box = &self->boxes[place];
+        if (box->link != NULL)
+            take_returned(box);
         if (box->link != NULL && box->told != ring) {
             atomic_store(word(&box->memory, SERVER_SLEEPS_AT), (uint32_t)ring);
             box->told = ring;
@@ -163,7 +246,7 @@ static int look(Mailboxes *self)
         self->resting--;
         return is_any_posted(self);
     }
-    long long time = now(), until = time + self->look;
+    long long time = now(), until = time + (self->look ? self->look + self->longer : 0);
     while (!is_any_posted(self)) {
         long long before = time;
         Py_BEGIN_ALLOW_THREADS

@@ -8,8 +8,18 @@
 
 #ifdef HAS_MAILBOXES
 
+#define MOST_LENT 2 /* answers of one mailbox whose parameters are lent at a time */
+
+typedef struct {
+    uint32_t number; /* of the push */
+    long long id;    /* of the answer */
+} LentAnswer;
+
 typedef struct {
     PyObject *link, *answers, *shortcut; /* NULL: the place is free */
+    PyObject *lender; /* an aiops.serving.peer.Peer; None: parameters are copied */
+    LentAnswer lent[MOST_LENT];
+    int lent_count;
     Py_buffer memory;
     int bell;       /* what its client wakes the server with */
     int told;       /* its client was told to ring */
@@ -24,8 +34,13 @@ typedef struct {
     uint32_t places, next;  /* of those, the one that is looked at next */
     uint32_t resting, rest; /* as of aiops.net.busy_poll.Spin */
     long long served;       /* exchanges that were answered in mailboxes */
-    long long look;         /* nanoseconds to look for a push before sleeping */
+    long long look;         /* nanoseconds to look for a push before sleeping, and how much longer */
+    long long longer;       /* with models that take a client as long to copy */
+#define COPIED_AT 4         /* bytes a nanosecond */
 } Mailboxes;
+
+/* Release the parameters that a client has given back. */
+void take_returned(Mailbox *box);
 
 /* Forget a mailbox: its client goes by the socket, also with what it has posted. */
 void forget(Mailboxes *self, Mailbox *box);

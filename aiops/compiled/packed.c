@@ -48,18 +48,37 @@ static PyObject *sent(int fd, struct iovec *pieces, int count, Py_ssize_t size)
     return rest;
 }
 
+/* Take a view of the current parameters; -1: an error is set. */
+static int take_parameters(const Answers *self, Py_buffer *view)
+{
+    PyObject *current = get(self->part[PART_store], Store_current);
+    if (!is_of(current, Version_class) || !is_of(get(current, Version_room), Arena_class)) {
+        PyErr_SetString(PyExc_TypeError, "the store has no current version");
+        return -1;
+    }
+    return PyObject_GetBuffer(get(get(current, Version_room), Arena_data), view, PyBUF_SIMPLE);
+}
+
+int copy_parameters(const Answers *self, char *to)
+{
+    Py_buffer payload;
+    if (take_parameters(self, &payload) < 0)
+        return -1;
+    int whole = payload.len == self->nbytes;
+    if (whole)
+        memcpy(to, payload.buf, (size_t)payload.len);
+    else
+        PyErr_SetString(PyExc_ValueError, "the model has another length");
+    PyBuffer_Release(&payload);
+    return whole ? 0 : -1;
+}
+
 /* Return the answer, the template with its values, and the parameters: what of it is not sent. */
 static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
 {
-    PyObject *current = get(self->part[PART_store], Store_current), *data;
     Py_ssize_t size = self->answer.len;
     Py_buffer payload;
-    if (!is_of(current, Version_class) || !is_of(get(current, Version_room), Arena_class)) {
-        PyErr_SetString(PyExc_TypeError, "the store has no current version");
-        return NULL;
-    }
-    data = get(get(current, Version_room), Arena_data);
-    if (PyObject_GetBuffer(data, &payload, PyBUF_SIMPLE) < 0)
+    if (take_parameters(self, &payload) < 0)
         return NULL;
     PyObject *made = NULL;
     char *header = self->header;
@@ -71,7 +90,8 @@ static PyObject *packed(const Answers *self, const Pushed *push, PyObject *said)
         write_number(header + self->answer_at[self->answer_count - 1], (uint64_t)push->level + 1);
         if (self->header_at != NULL) {
             memcpy(self->header_at, header, (size_t)size);
-            memcpy(self->payload_at, payload.buf, (size_t)payload.len);
+            if (self->payload_at != NULL)
+                memcpy(self->payload_at, payload.buf, (size_t)payload.len);
             made = Py_NewRef(Py_True);
         } else {
             struct iovec pieces[] = {{header, (size_t)size}, {payload.buf, (size_t)payload.len}};

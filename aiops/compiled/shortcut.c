@@ -242,8 +242,10 @@ PyObject *answer(PyObject *object, PyObject *received)
         return NULL;
     }
     PyObject *kept = get(state, RunState_kept);
-    if (kept != Py_None && !is_of(kept, KeptState_class))
+    if (kept != Py_None && !is_of(kept, KeptState_class)) {
+        bring_here(self);
         return PyObject_CallFunctionObjArgs(self->part[PART_exchange], received, NULL);
+    }
     if (is_true(get(dispatcher, EventDispatcher__handling)) != 0 ||
         is_true(get(dispatcher, EventDispatcher_broken)) != 0 ||
         !((double)self->cost <= PyFloat_AsDouble(get(runner, EffectRunner_at_once))))
@@ -252,6 +254,8 @@ PyObject *answer(PyObject *object, PyObject *received)
         record = get(kept, KeptState_record);
     else if (files != Py_None && is_of(files, Persistence_class))
         record = get(files, Persistence_exchanges);
+    if (record != Py_None) /* what is recorded must stay, whatever the sender does */
+        bring_here(self);
     PyObject *now = PyObject_CallNoArgs(self->part[PART_clock]);
     PyObject *found = now == NULL ? NULL : exchange(self, received, now, record, kept);
     Py_XDECREF(now);

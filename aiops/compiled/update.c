@@ -86,18 +86,10 @@ static int begin(const Answers *self, const Pushed *push, PyObject *scalars)
     return done;
 }
 
-/* Return whether the next version is written in place, by compiled kernels. */
-static int is_in_place(const Answers *self, PyObject *current)
+/* Return whether the next version is made by compiled kernels. */
+static int is_compiled(const Answers *self, PyObject *current)
 {
-    PyObject *store = self->part[PART_store], *pool = self->part[PART_pool];
-    PyObject *returned = get(pool, SnapshotPool_returned), *readers;
-    long long until;
-    if (!is_of(current, Version_class) || get(pool, SnapshotPool_current) != current ||
-        is_true(get(store, Store__leased)) != 0 || is_true(returned) != 0 ||
-        !read_integer(get(pool, SnapshotPool__until), &until) || until <= 1)
-        return 0;
-    readers = get(current, Version_readers);
-    if (is_true(readers) != 0 || is_true(get(current, Version_poisoned)) != 0 ||
+    if (!is_of(current, Version_class) || get(self->part[PART_pool], SnapshotPool_current) != current ||
         !is_of(get(current, Version_room), Arena_class))
         return 0;
     for (Py_ssize_t index = 0; index < self->section_count; index++) {
@@ -108,6 +100,30 @@ static int is_in_place(const Answers *self, PyObject *current)
     return 1;
 }
 
+/* Return where the next version is written, a new reference: in place, or as `SnapshotPool.target`
+ * says. */
+static PyObject *target_of(const Answers *self, PyObject *current)
+{
+    PyObject *store = self->part[PART_store], *pool = self->part[PART_pool], *found;
+    long long until;
+    if (is_true(get(store, Store__leased)) == 0 &&
+        is_true(get(pool, SnapshotPool_returned)) == 0 &&
+        read_integer(get(pool, SnapshotPool__until), &until) && until > 1 &&
+        is_true(get(current, Version_readers)) == 0 &&
+        is_true(get(current, Version_poisoned)) == 0)
+        return put(pool, SnapshotPool__until, PyLong_FromLongLong(until - 1)) < 0
+                   ? NULL
+                   : Py_NewRef(current);
+    PyErr_Clear();
+    found = PyObject_CallMethod(pool, "target", "O", get(store, Store__leased));
+    if (found == NULL ||
+        (is_of(found, Version_class) && is_of(get(found, Version_room), Arena_class)))
+        return found;
+    PyErr_SetString(PyExc_TypeError, "the pool gives no version to write to");
+    Py_DECREF(found);
+    return NULL;
+}
+
 /* Return a section's rows of learning rates or scalars, which have one for each tensor. */
 static PyObject *rows_of(const Answers *self, PyObject *array, PyObject *span)
 {
@@ -115,19 +131,20 @@ static PyObject *rows_of(const Answers *self, PyObject *array, PyObject *span)
                                     : PyObject_GetItem(array, PyTuple_GetItem(span, 3));
 }
 
-/* Update a section in place by its kernel, a function that Numba has compiled. */
-static PyObject *update_section(const Answers *self, PyObject *room, Py_ssize_t index,
-                                PyObject *steps, PyObject *scalars)
+/* Update a section by its kernel, a function that Numba has compiled. */
+static PyObject *update_section(const Answers *self, PyObject *base, PyObject *room,
+                                Py_ssize_t index, PyObject *steps, PyObject *scalars)
 {
     PyObject *span = PyTuple_GetItem(self->part[PART_spans], index); /* lo, hi, src, rows, factor */
     PyObject *kernel = PyList_GetItem(self->part[PART_kernels], index);
     PyObject *master = PyList_GetItem(self->part[PART_masters], index);
     PyObject *states = PyList_GetItem(self->part[PART_states], index);
+    PyObject *source = PyTuple_GetItem(get(base, Arena_sections), index);
     PyObject *target = PyTuple_GetItem(get(room, Arena_sections), index);
     PyObject *gradient =
         PyTuple_GetItem(get(self->part[PART_gradient], Arena_sections), index);
-    if (span == NULL || kernel == NULL || master == NULL || states == NULL || target == NULL ||
-        gradient == NULL)
+    if (span == NULL || kernel == NULL || master == NULL || states == NULL || source == NULL ||
+        target == NULL || gradient == NULL)
         return NULL;
     PyObject *function = PyObject_GetAttrString(kernel, "_update");
     PyObject *constants = PyObject_GetAttrString(kernel, "_constants");
@@ -148,7 +165,7 @@ static PyObject *update_section(const Answers *self, PyObject *room, Py_ssize_t 
         if (flat != NULL)
             given[count++] = flat;
         given[count++] = PyTuple_GetItem(span, 4);
-        given[count++] = master == Py_None ? target : master;
+        given[count++] = master == Py_None ? source : master;
         given[count++] = gradient;
         given[count++] = target;
         for (Py_ssize_t state = 0; state < state_count; state++)
@@ -168,18 +185,25 @@ static PyObject *update_section(const Answers *self, PyObject *room, Py_ssize_t 
     return found;
 }
 
-/* Publish a version that was written in place: `Store.commit`. */
-static int commit(const Answers *self, const Pushed *push, PyObject *current, PyObject *sums)
+/* Publish a version that was written, in place or not: `Store.commit`. */
+static int commit(const Answers *self, const Pushed *push, PyObject *target, PyObject *sums)
 {
     PyObject *store = self->part[PART_store];
     if (put(store, Store_busy, Py_NewRef(Py_False)) < 0 ||
         put(store, Store__making, Py_NewRef(Py_False)) < 0 ||
-        put(current, Version__changed, Py_NewRef(Py_None)) < 0 ||
-        put(current, Version__each, Py_NewRef(Py_None)) < 0 ||
-        put(current, Version_level, PyLong_FromLongLong(push->level + 1)) < 0 ||
-        put(current, Version_number, PyLong_FromLongLong(push->version)) < 0 ||
-        put(current, Version__parts, Py_NewRef(Py_None)) < 0)
+        put(target, Version__changed, Py_NewRef(Py_None)) < 0 ||
+        put(target, Version__each, Py_NewRef(Py_None)) < 0 ||
+        put(target, Version_level, PyLong_FromLongLong(push->level + 1)) < 0 ||
+        put(target, Version_number, PyLong_FromLongLong(push->version)) < 0 ||
+        put(target, Version__parts, Py_NewRef(Py_None)) < 0)
         return -1;
+    if (get(store, Store_current) != target) {
+        PyObject *said = PyObject_CallMethod(self->part[PART_pool], "publish", "O", target);
+        Py_XDECREF(said);
+        if (said == NULL || put(store, Store_current, Py_NewRef(target)) < 0 ||
+            put(store, Store__leased, Py_NewRef(Py_False)) < 0)
+            return -1;
+    }
     if (!self->has_statistic)
         return 0;
     int64_t total;
@@ -194,40 +218,41 @@ static int commit(const Answers *self, const Pushed *push, PyObject *current, Py
 static PyObject *step(Answers *self, const Pushed *push, PyObject *steps, PyObject *scalars,
                       int wanted)
 {
-    PyObject *store = self->part[PART_store], *pool = self->part[PART_pool], *sums = NULL;
-    PyObject *current = Py_NewRef(get(store, Store_current)), *minus = NULL;
-    if (!is_in_place(self, current)) {
+    PyObject *store = self->part[PART_store], *sums = NULL, *all = NULL, *target = NULL;
+    PyObject *current = Py_NewRef(get(store, Store_current));
+    if (!is_compiled(self, current)) {
         Py_DECREF(current);
+        bring_here(self);
         PyObject *sections = get(self->part[PART_gradient], Arena_sections);
         return PyObject_CallFunctionObjArgs(self->part[PART_update], sections, steps, scalars,
                                             NULL);
     }
-    int done = (minus = PyLong_FromLong(-1)) == NULL ||
-                       add(pool, SnapshotPool__until, minus) < 0 ||
-                       put(store, Store_busy, Py_NewRef(Py_True)) < 0
-                   ? -1
-                   : 0;
-    PyObject *room = Py_NewRef(get(current, Version_room)), *all = NULL;
-    if (done == 0)
-        done = run_loops(self, push, room, steps, scalars);
-    if (done > 0) /* where sums are all zero, and go nowhere, there are none */
-        sums = wanted ? sums_of(self) : Py_NewRef(Py_None);
-    else if (done == 0)
-        all = PyTuple_New(self->section_count);
-    for (Py_ssize_t index = 0; all != NULL && index < self->section_count; index++) {
-        PyObject *found = update_section(self, room, index, steps, scalars);
-        if (found == NULL || PyTuple_SetItem(all, index, found) < 0)
-            Py_CLEAR(all);
+    PyObject *base = Py_NewRef(get(current, Version_room));
+    if ((target = target_of(self, current)) != NULL &&
+        put(store, Store_busy, Py_NewRef(target == current ? Py_True : Py_False)) == 0) {
+        PyObject *room = get(target, Version_room);
+        int done = run_loops(self, push, base, room, steps, scalars);
+        if (done > 0) /* where sums are all zero, and go nowhere, there are none */
+            sums = wanted ? sums_of(self) : Py_NewRef(Py_None);
+        else if (done == 0) {
+            bring_here(self);
+            all = PyTuple_New(self->section_count);
+        }
+        for (Py_ssize_t index = 0; all != NULL && index < self->section_count; index++) {
+            PyObject *found = update_section(self, base, room, index, steps, scalars);
+            if (found == NULL || PyTuple_SetItem(all, index, found) < 0)
+                Py_CLEAR(all);
+        }
     }
     if (all != NULL && self->section_count == 1)
         sums = Py_NewRef(PyTuple_GetItem(all, 0));
     else if (all != NULL)
         sums = PyObject_CallFunctionObjArgs(self->part[PART_concatenate], all, NULL);
-    if (sums != NULL && commit(self, push, current, sums) < 0)
+    if (sums != NULL && commit(self, push, target, sums) < 0)
         Py_CLEAR(sums);
-    Py_XDECREF(minus);
     Py_XDECREF(all);
-    Py_DECREF(room);
+    Py_XDECREF(target);
+    Py_DECREF(base);
     Py_DECREF(current);
     return sums;
 }

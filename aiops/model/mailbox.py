@@ -43,6 +43,15 @@ class Mailbox:
     def __init__(self, data: Bytes, bell: int) -> None:
         self.data, self.bell = data, bell
 
+    def pushed(self, nbytes: int) -> Bytes:
+        """Return where the payload of a push lies."""
+        return self.data[3 * _PAGE : 3 * _PAGE + nbytes]
+
+    def answered(self, nbytes: int) -> Bytes:
+        """Return where that of an answer lies."""
+        begin = (size_of(nbytes) - 3 * _PAGE) // 2 + 3 * _PAGE
+        return self.data[begin : begin + nbytes]
+
     @classmethod
     def make(cls, nbytes: int) -> tuple[Mailbox, int]:
         """Make one for payloads of ``nbytes``; return it, and the descriptor of its memory.

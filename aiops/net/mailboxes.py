@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiops.common import forks
 from aiops.compiled.loading import core
@@ -31,6 +31,16 @@ ROOM = 64 << 20
 
 _LOOK = 50e-6
 """Seconds to look for the next push before the event loop sleeps."""
+
+
+class Lender(Protocol):
+    """Lends parameters to one client on this machine: `aiops.serving.peer.Peer`."""
+
+    def lend_current(self, id: int) -> tuple[int, int] | bool | None:
+        """Lend the newest ones for the answer of this id."""
+
+    def given_back(self, id: int) -> None:
+        """Take note that the client does not read those of an answer any more."""
 
 
 class MailboxTable:
@@ -60,11 +70,11 @@ class MailboxTable:
         self.drop(link)
         self._shut[link] = mailbox
 
-    def open(self, link: MessageTransport) -> None:
+    def open(self, link: MessageTransport, lender: Lender | None = None) -> None:
         """Answer in a connection's mailbox from here on, with the `shortcut` that it has now.
 
         That is a method of compiled code. If there is no room for the mailbox, or it cannot be, the
-        client goes on by the socket.
+        client goes on by the socket. ``lender``: lends the parameters; None: they are copied.
         """
         mailbox = self._shut.pop(link, None)
         if mailbox is None:
@@ -75,7 +85,7 @@ class MailboxTable:
         if self._boxes is not None and size <= self.room:
             try:
                 self._places[link] = (
-                    self._boxes.add(link, link.shortcut, mailbox.data, mailbox.bell),
+                    self._boxes.add(link, link.shortcut, mailbox.data, mailbox.bell, lender),
                     size,
                 )
             except (OSError, ValueError) as error:

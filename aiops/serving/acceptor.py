@@ -506,7 +506,7 @@ class Acceptor:
         link.shortcut = self._quotas.counted(peer, way)
         if peer.steady is not None and link.shortcut == _compiled(peer.steady):
             self.poller.take(link)
-            self.mailboxes.open(link)
+            self.mailboxes.open(link, peer)
         else:  # the poller would have Python called for each message, and take one a turn
             link.give_back()
 
@@ -526,7 +526,7 @@ class Acceptor:
             return
         self.mailboxes.take(link, mailbox)
         if peer.steady is not None and link.shortcut == _compiled(peer.steady):
-            self.mailboxes.open(link)
+            self.mailboxes.open(link, peer)
 
     def _handshake(self, peer: Peer, message: Message) -> None:
         link = peer.link

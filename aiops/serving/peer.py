@@ -61,7 +61,7 @@ class Peer:
         """
         link, segment = self.link, lease.version.arena.segment
         shared = link.wire.shared
-        if shared is None or len(self._lent) >= _LENT:
+        if shared is None or not self._may_hold(message.id):
             return False
         if not isinstance(segment, Segment) or not lease.lendable:
             return False
@@ -78,6 +78,38 @@ class Peer:
         self._lent[message.id] = lease
         link.send(link.wire.send(message, [()] * len(parts), places))
         return True
+
+    def lend_current(self, id: int) -> tuple[int, int] | bool | None:
+        """Lend the newest parameters for the answer of this id, which lies in a mailbox.
+
+        Returns
+        -------
+        The number of the segment that the client is to read, and where in it. False: the client has
+        been shown that segment just now, and the answer is to follow on the connection. None: they
+        cannot be lent, as in `lend`.
+        """
+        link, steady = self.link, self.steady
+        shared = link.wire.shared
+        if shared is None or steady is None or not self._may_hold(id):
+            return None
+        segment = steady.store.current.room.segment
+        if not isinstance(segment, Segment):
+            return None
+        lease = steady.store.lease()
+        number, share = shared.show(segment) if lease.lendable else (0, None)
+        if not number or share is not None:
+            lease.release()
+            if share is None:
+                return None
+            link.send(link.wire.send(share))
+            return False
+        lease.lend()
+        self._lent[id] = lease
+        return number, 0
+
+    def _may_hold(self, id: int) -> bool:
+        """Return whether one more answer may be lent: each is given back by an id of its own."""
+        return len(self._lent) < _LENT and id not in self._lent
 
     def given_back(self, id: int) -> None:
         """Release the lease of a lent answer: the client has given it back."""

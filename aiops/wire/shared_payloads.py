@@ -121,6 +121,19 @@ class SharedPayloads:
         mailbox, self.mailbox = self.mailbox, None
         return mailbox
 
+    def segment(self, number: int) -> Bytes:
+        """Return the bytes of a segment of the other side.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it was never shared.
+        """
+        segment = self._theirs.get(number)
+        if segment is None:
+            raise RemoteProtocolError(f"payload: it is in segment {number}, which was never shared")
+        return segment
+
     def at(self, number: int, offset: int, nbytes: int) -> Bytes:
         """Return the bytes at a place.
 
@@ -129,9 +142,7 @@ class SharedPayloads:
         RemoteProtocolError
             When there is no such place.
         """
-        segment = self._theirs.get(number)
-        if segment is None:
-            raise RemoteProtocolError(f"payload: it is in segment {number}, which was never shared")
+        segment = self.segment(number)
         if offset + nbytes > len(segment):
             raise RemoteProtocolError(
                 f"payload: bytes {offset} to {offset + nbytes} of segment {number}, which has"

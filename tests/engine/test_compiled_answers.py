@@ -461,15 +461,45 @@ PLACES: tuple[tuple[str, Callable[[Scene], Any]], ...] = (
 async def test_a_version_that_may_not_be_overwritten(
     name: str, arrange: Callable[[Scene], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`Store.update` finds the place for the next one."""
+    """The pool says where the next one is written, and all of it is as by `Store.update`."""
     pytest.importorskip("numba")
     async for scene in scenes(monkeypatch, "asgd", kernels="numba"):
         scene.updated = 0
         assert is_answer(scene.exchange())
         assert scene.updated == 0, "numba's kernels are called without it"
+        before, direct = scene.current.arena.data.tobytes(), scene.compiled.direct
+        number = scene.current.number
         arrange(scene)
         assert is_answer(scene.exchange())
-        assert scene.updated == 1
+        current = scene.store.current
+        assert scene.updated == (name == "another")
+        assert scene.compiled.direct == direct + (name != "another")
+        assert (current is scene.current) == (name in ("returned", "window"))
+        assert scene.pool.current is current
+        assert (current.number, current.level) == (number + 1, number + 1)
+        assert not scene.store._leased
+        assert not scene.store.busy
+        if current is not scene.current and name != "another":
+            assert scene.current.number == number
+            assert scene.current.arena.data.tobytes() == before
+        assert current.arena.data.tobytes() != before
+        assert is_answer(scene.exchange())
+        assert scene.store.current is current, "no one reads this one"
+
+
+async def test_an_older_version_that_is_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease ended where the pool was not told: the next exchange settles that."""
+    pytest.importorskip("numba")
+    async for scene in scenes(monkeypatch, "asgd", kernels="numba"):
+        lease = scene.store.lease()
+        assert is_answer(scene.exchange())
+        views = lease.payloads()
+        lease.release()
+        del views
+        assert scene.pool.returned
+        assert is_answer(scene.exchange())
+        assert not scene.pool.returned
+        assert (len(scene.pool.versions), scene.pool.spare) == (1, 1)
 
 
 async def test_a_kernel_that_is_not_compiled(scene: Scene) -> None:

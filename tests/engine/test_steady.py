@@ -37,6 +37,7 @@ from aiops.net.environment import CURRENT_ENVIRONMENT
 from aiops.serving.server import Server
 from aiops.serving.state.kept_state import KeptState
 from aiops.state.row_kinds import STRUCTS
+from aiops.store.snapshots import Lease
 from aiops.wire import messages
 from aiops.wire.connection import SMALL
 from aiops.wire.encoding import encode
@@ -196,6 +197,7 @@ class Seen:
     short: int  # exchanges that went the short way
     compiled: int  # and of those, the ones in compiled code
     direct: int = 0  # and of those, the ones by the addresses of kernels
+    pool: str = ""  # as `Course.pool`
 
 
 class Course:
@@ -214,6 +216,7 @@ class Course:
             for number, style in enumerate(styles)
         ]
         self.observer = Piped(server, "o" * 32, role="observer")
+        self.held: list[tuple[Lease, bytes]] = []  # by readers, and what they read first
         self.workers[0].line.feed(define(model, id=1 << 20))
         for worker in self.workers[1:]:
             worker.line.feed(define(model, id=1 << 20))
@@ -320,10 +323,41 @@ class Course:
             worker.id += 1
             ping = worker.written(messages.Ping(worker.id))
             worker.line.feed(ping + self.push(worker, op), op.most)
+        elif op.what in ("hold", "give back", "abandon", "let go"):
+            self.read(op)
         await asyncio.sleep(0.3 if op.what == "wait" else 0.01)
         replica = self.server.engine.replica
         if replica is not None and op.coded and op.fetch:
             worker.held = replica.current.number
+        for lease, data in self.held:
+            assert lease.version.arena.data.tobytes() == data, "a reader's version has changed"
+
+    @property
+    def pool(self) -> str:
+        """The versions alive, those who read them, and what is kept for those to come."""
+        store = self.server.engine.store
+        assert store is not None
+        pool = store.snapshots
+        alive = [(v.number, v.level, v.poisoned, len(v.readers)) for v in pool.versions]
+        kept = pool.spare, pool.alive, pool._until, store.current is pool.current
+        return repr((alive, kept, store.total, store.sums.tolist(), store.busy))
+
+    def read(self, op: Op) -> None:
+        """Have a reader come, or one of those that read go."""
+        store = self.server.engine.store
+        assert store is not None
+        if op.what == "hold":
+            self.held.append((store.lease(), store.current.arena.data.tobytes()))
+        elif self.held:
+            lease, _data = self.held.pop(op.seed % len(self.held))
+            if op.what == "abandon":
+                lease.abandon()
+            elif op.what == "give back":
+                lease.release()
+            else:  # it ends where the pool is not told
+                views = lease.payloads()
+                lease.release()
+                del views
 
     def seen(self) -> tuple[list[bytes], bytes, list[bytes], dict[str, Any]]:
         """Return what can be seen of it now."""
@@ -396,7 +430,7 @@ def run(
                 await asyncio.sleep(0.01)
             for op in ops:
                 await course.happen(op)
-            return course.seen()
+            return course.seen(), course.pool
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Steady, "general", counted)
@@ -404,10 +438,10 @@ def run(
         if not compiled:
             patch.setenv(COMPILED, "0")
         patch.setattr(Engine, "steady", steady if short else lambda *_arguments: None)
-        seen = testing.run(main())
+        seen, pool = testing.run(main())
     ways = [each.compiled for each in made if each.compiled is not None]
     in_c, direct = sum(each.answered for each in ways), sum(each.direct for each in ways)
-    return Seen(*seen, count + in_c, in_c, direct)
+    return Seen(*seen, count + in_c, in_c, direct, pool)
 
 
 def compare(*course: Any, folder: Path, kernels: str = "numpy") -> Seen:
@@ -438,6 +472,7 @@ def compare(*course: Any, folder: Path, kernels: str = "numpy") -> Seen:
             report.pop("kernels", None)
         assert other.report == general.report
         assert other.short == others[0].short
+        assert other.pool == others[0].pool
     for path in paths:
         again = replayed(path, "numpy")
         assert again.complete
@@ -485,6 +520,7 @@ def journalled(
         assert again.engine.report()["warnings"] == general.report["warnings"]
         if each is not general:
             assert each.short == seen[1].short
+            assert each.pool == seen[1].pool
             assert rows_of(rows[1:]) == rows_of(frames[1][1:])  # the first has the run's name
             assert sum(row.kind in STRUCTS for row in rows) == each.short
     return seen[-1], seen[-1].short - told

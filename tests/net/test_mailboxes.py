@@ -45,9 +45,10 @@ pytestmark = pytest.mark.skipif(
 
 NBYTES = 4 * SIZE
 POSTED_AT, ANSWERED_AT, CLIENT_SLEEPS_AT, SERVER_SLEEPS_AT, OPEN_AT = 0, 128, 256, 384, 512
+RETURNED_AT, PLACE_AT = 640, 768
 PUSH_AT, ANSWER_AT, PAYLOAD_AT = 4096, 8192, 3 * 4096
 POSTED, TAKEN, WITHDRAWN = 1, 2, 3
-HERE, ELSEWHERE = 1, 2
+HERE, ELSEWHERE, LENT = 1, 2, 3
 
 
 class Served(ServerThread):
@@ -87,13 +88,23 @@ class Poster(Line):
         super().close()
         self.side.close()
 
-    def announce(self, nbytes: int = NBYTES) -> None:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its model."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def pushed_nbytes(self) -> int:
+        """Bytes of a push's payload."""
+        return self.nbytes
+
+    def announce(self) -> None:
         """Make a mailbox, and announce it."""
-        self.mailbox, memory = Mailbox.make(nbytes)
+        self.mailbox, memory = Mailbox.make(self.nbytes)
         assert self.side.pass_mailbox(self.mailbox, memory)
         os.close(memory)
         self.number = 0
-        self.send(frame(messages.Share(0, 0, size_of(nbytes))))
+        self.send(frame(messages.Share(0, 0, size_of(self.nbytes))))
 
     def opened(self, served: Served) -> Poster:
         """Have exchanges learnt, and a mailbox opened."""
@@ -118,8 +129,8 @@ class Poster(Line):
 
     def place(self, push: bytes) -> None:
         """Write a push where it belongs."""
-        self.put(push[:-NBYTES], PUSH_AT)
-        self.put(push[-NBYTES:], PAYLOAD_AT)
+        self.put(push[: -self.pushed_nbytes], PUSH_AT)
+        self.put(push[-self.pushed_nbytes :], PAYLOAD_AT)
 
     def post(self, push: bytes) -> None:
         """Post a push, and ring."""
@@ -143,8 +154,8 @@ class Poster(Line):
     def told(self) -> bytes:
         """Return the answer in the mailbox, which is one of the same length as the push's."""
         assert self.answered() == HERE
-        at = PAYLOAD_AT + NBYTES
-        return bytes(self.mailbox.data[at : at + NBYTES])
+        at = PAYLOAD_AT + self.nbytes  # whole pages
+        return bytes(self.mailbox.data[at : at + self.nbytes])
 
     def settle(self) -> None:
         """Wait until the server has looked at what was posted: it answers twice by the socket."""

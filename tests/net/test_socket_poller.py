@@ -76,16 +76,19 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
 class Line(Peer):
     """A worker that pushes."""
 
+    size = SIZE
+    dtype: type = np.float32
+
     def __init__(self, url: str, **given: Any) -> None:
         super().__init__(url, **given)
         self.seq = 0
-        self.send(define(MODEL, id=1 << 20))
+        self.send(define({"w": np.zeros(self.size, self.dtype)}, id=1 << 20))
         assert isinstance(self.receive(), messages.Model)
 
     def next(self) -> bytes:
         """Return the bytes of its next push."""
         self.seq += 1
-        data = np.full(SIZE, self.seq / 8, np.float32).tobytes()
+        data = np.full(self.size, self.seq / 8, self.dtype).tobytes()
         return pushed(self.seq, data)
 
     def heard(self) -> bytes:
@@ -107,7 +110,7 @@ class Line(Peer):
 
 def pushed(seq: int, data: bytes) -> bytes:
     """Return the bytes of a push, computed on the first version."""
-    part = Part(0, 4 * SIZE, "raw", 4 * SIZE, 0)
+    part = Part(0, len(data), "raw", len(data), 0)
     return frame(messages.Push(seq, seq, True, 0, (part,)), data)
 
 

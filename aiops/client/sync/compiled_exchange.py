@@ -129,10 +129,12 @@ def takes_mailboxes() -> bool:
     return exchange_type() is not None and mailbox.supported()
 
 
-def pass_mailbox(compiled: CompiledExchange, side: UnixSide, nbytes: int, alone: bool) -> int:
+def pass_mailbox(
+    compiled: CompiledExchange, side: UnixSide, nbytes: int, alone: bool
+) -> Mailbox | None:
     """Have exchanges go by a mailbox once the server opens it, and pass that to the server.
 
-    Returns the bytes of the mailbox, which is then to be announced; 0: there is none.
+    Returns the mailbox, which is then to be announced; None: there is none.
 
     Parameters
     ----------
@@ -146,15 +148,15 @@ def pass_mailbox(compiled: CompiledExchange, side: UnixSide, nbytes: int, alone:
         Whether no exchange is to go by the socket.
     """
     if not mailbox.supported():
-        return 0
+        return None
     try:
         made, memory = Mailbox.make(nbytes)
     except OSError:  # no more memory, or no more descriptors
-        return 0
+        return None
     try:
         compiled.use_mailbox(made.data, made.bell, alone)
-        return len(made.data) if side.pass_mailbox(made, memory) else 0
+        return made if side.pass_mailbox(made, memory) else None
     except (ValueError, NotImplementedError):  # a header too long for it, or another machine
-        return 0
+        return None
     finally:
         os.close(memory)

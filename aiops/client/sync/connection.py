@@ -88,7 +88,7 @@ class BlockingConnection:
         self._server = servers[0]  # that it leads to, and the address at which that was
         self._place = servers[0].host, servers[0].port
         self._near: UnixSide | None = None  # on a connection within this machine
-        self.short = ShortWay(session, self.hang_up)
+        self.short = ShortWay(session, self.hang_up, self._send_the_rest)
         self._sockets: list[ShardSocket] = []  # to all shards, where there are several
         self._last = 0.0  # when the last request was answered
         self.both_ways = False
@@ -292,8 +292,12 @@ class BlockingConnection:
         except OSError:
             return
 
-    def _send_the_rest(self, until: float) -> None:
-        """Send what is left to send (a pong, say); if that fails, the next call connects again."""
+    def _send_the_rest(self, until: float | None = None) -> None:
+        """Send what is left to send (a pong, say); if that fails, the next call connects again.
+
+        ``until``: the time by which, by default soon.
+        """
+        until = time.monotonic() + _BEAT if until is None else until
         if self._sockets and (self.both_ways or self._session.shards.channels):
             try:
                 while any(shard.unsent for shard in self._sockets):

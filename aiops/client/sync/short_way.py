@@ -53,6 +53,8 @@ class ShortWay:
         The session.
     hang_up
         Ends the connection.
+    send_rest
+        Sends what the session has to send beside requests: that parameters are given back, say.
 
     Attributes
     ----------
@@ -69,8 +71,10 @@ class ShortWay:
         Whether it pays to poll for a moment before a wait.
     """
 
-    def __init__(self, session: Session, hang_up: Callable[[], None]) -> None:
-        self._session, self._hang_up = session, hang_up
+    def __init__(
+        self, session: Session, hang_up: Callable[[], None], send_rest: Callable[[], None]
+    ) -> None:
+        self._session, self._hang_up, self._send_rest = session, hang_up, send_rest
         self.steady: SteadyExchange | None = None
         self.compiled: CompiledExchange | None = None
         self.handed: Handed | None = None
@@ -189,6 +193,8 @@ class ShortWay:
             spin.found()
         if receipt is not None:
             self.steady = steady
+            if self._session.back:
+                self._send_rest()
             return receipt
         fault: Exception | None = None
         if compiled.fault < 0:
@@ -310,12 +316,12 @@ class ShortWay:
 
         Returns whether it has been announced to the session.
         """
-        nbytes = 0
+        mailbox = None
         if self._mailboxes:
             self._mailboxes -= 1
-            nbytes = pass_mailbox(compiled, side, steady.forms.nbytes, steady.lends)
-        if nbytes:
-            self._session.announce_mailbox(nbytes)
+            mailbox = pass_mailbox(compiled, side, steady.forms.nbytes, steady.lends)
+        if mailbox is not None:
+            self._session.announce_mailbox(compiled, mailbox)
         elif steady.lends:
             self.compiled = None
-        return nbytes > 0
+        return mailbox is not None
