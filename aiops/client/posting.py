@@ -33,10 +33,6 @@ class Posting:
     release
         Gives an answer back by the connection, where the server has left the mailbox.
 
-    Attributes
-    ----------
-    room
-        Where the gradient of the next push lies. One that is written there is not copied.
     """
 
     def __init__(
@@ -49,10 +45,18 @@ class Posting:
     ) -> None:
         self._compiled, self._mailbox, self._layout = compiled, mailbox, layout
         self._shared, self._release = shared, release
-        self.room = Arena(layout, mailbox.pushed(layout.nbytes))
+        self._room = Arena(layout, mailbox.pushed(layout.nbytes), mailbox)
         self._ids: dict[int, int] = {}  # of the answers that the server may not know as given back
         self._read = set[int]()  # those of them that are still read, by their numbers
         self._arenas: dict[int, tuple[Bytes, int, Arena]] = {}  # by the segment's number
+
+    @property
+    def room(self) -> Arena | None:
+        """The memory of the next gradient, which is not copied if it is written there.
+
+        None while the server does not answer in the mailbox, and would read a copy.
+        """
+        return self._room if self._mailbox.is_open else None
 
     def bring(self, params: Params, id: int) -> None:
         """Bring parameters up to date with the answer of this id, which was taken just now.

@@ -144,6 +144,8 @@ class Request:
         The coded payloads of a push, to be taken back if it is refused.
     lent
         Its payloads that servers read where they lie here, by server.
+    inline
+        Whether its payloads are sent also where they could be lent: it has begun so.
     reply
         The answer, if it may carry statistics.
     attempted
@@ -165,7 +167,8 @@ class Request:
 
     __slots__ = (
         *("attempted", "base", "connection", "done", "encoded", "error", "examples", "have"),
-        *("into", "lent", "on_done", "payloads", "refusal", "reply", "result", "seq", "wants"),
+        *("inline", "into", "lent", "on_done", "payloads", "refusal", "reply", "result", "seq"),
+        "wants",
     )
 
     table: int | None = None
@@ -192,7 +195,7 @@ class Request:
         self.wants: Wants = ()
         self.lent: list[Lending] = []
         self.reply: Ack | messages.FetchedParams | None = None
-        self.attempted = False
+        self.attempted = self.inline = False
         self.refusal: Unavailable | None = None
         self.on_done: Callable[[], None] | None = None
 
@@ -399,22 +402,19 @@ class RowsRequest(Request):
         The rows.
     shares
         What each server is sent, the lead first, as it was sent last.
-    inline
-        Whether its payloads are sent also where they could be lent: it has begun so.
     """
 
     shares: list[RowsShare]
     payloads: list[list[memoryview]]
     asked: RowsAsked
 
-    __slots__ = ("asked", "inline", "shares", "table")
+    __slots__ = ("asked", "shares", "table")
     of_rows = True
     answer = TableRows
 
     def __init__(self, asked: RowsAsked, connection: tuple[str, int] = ("", 0)) -> None:
         super().__init__((), asked.into, connection, asked.base)
         self.asked, self.shares, self.table = asked, list[RowsShare](), asked.named.index
-        self.inline: bool = False
 
     def message(self, id: int, info: ServerInfo) -> Message:
         """Return what the lead is sent, and have the shares of all servers."""

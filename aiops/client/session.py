@@ -532,8 +532,11 @@ class Session:
         The request, its unsent bytes, and the bytes for `process`.
         """
         push, id = steady.as_request()
+        others, self.out, self.back = [*self.back, *self.out], [], []  # which are no part of it
+        push.inline = sent > 0  # it cannot be lent any more: it is what was sent
         self.ask(push, id)
-        return push, without(self.outgoing(), sent), steady.end(received)
+        push.inline = False
+        return push, [*without(self.outgoing(), sent), *others], steady.end(received)
 
     def takes_rows(self, request: RowsRequest) -> bool:
         """Return whether a request about rows may be sent in the short way now.
@@ -641,8 +644,7 @@ class Session:
                 message, payloads, request.lent = self.shards.push(
                     placement, message, payloads, self._outbox
                 )
-            inline = small and isinstance(request, PushRequest)
-            inline = inline or (isinstance(request, RowsRequest) and request.inline)
+            inline = request.inline or (small and isinstance(request, PushRequest))
             if self.wire.shared is not None and not inline:
                 # Else sending takes no longer.
                 places = self._lend(request, payloads, self.wire.shared)

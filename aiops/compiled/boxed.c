@@ -16,9 +16,11 @@ void forget(Mailboxes *self, Mailbox *box)
     atomic_store(word(&box->memory, OPEN_AT), 0);
     wake(word(&box->memory, ANSWERED_AT));
     close(box->bell);
-    take_returned(box); /* others are given back by the socket */
+    long long id;
     Mailbox was = *box;
     *box = (Mailbox){.bell = -1};
+    while (pop_returned(&was, &id)) /* others are given back by the socket */
+        release(was.lender, id);
     PyBuffer_Release(&was.memory);
     Py_DECREF(was.answers);
     Py_DECREF(was.shortcut);
@@ -39,6 +41,7 @@ static PyObject *add_box(PyObject *object, PyObject *given)
     const Answers *made = (const Answers *)answers;
     if (answers == NULL || self->fd < 0 ||
         !is_of(link, MessageTransport_class) || is_coded(made) ||
+        made->region > in_pages(made->nbytes) ||
         !is_mailbox(&memory, made->nbytes, made->form.len, made->answer.len)) {
         PyErr_SetString(PyExc_ValueError, "this memory is no mailbox for this connection");
         goto failed;

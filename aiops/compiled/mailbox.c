@@ -196,7 +196,7 @@ PyObject *use_mailbox(PyObject *object, PyObject *given)
     }
     if (!PyArg_ParseTuple(given, "w*ip", &memory, &bell, &alone))
         return NULL;
-    if (self->increments ||
+    if (self->increments || self->pushed > in_pages(self->nbytes) ||
         !is_mailbox(&memory, self->nbytes, self->push.len, self->acks->head.len)) {
         PyBuffer_Release(&memory);
         PyErr_SetString(PyExc_ValueError, "this memory is no mailbox for these messages");

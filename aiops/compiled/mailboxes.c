@@ -42,19 +42,39 @@ static char *head_of(const Mailbox *box)
 #define SMALL (64 << 10) /* aiops.wire.connection.SMALL */
 #define HALF (1U << 29)  /* of the numbers of pushes */
 
-void take_returned(Mailbox *box)
+int pop_returned(Mailbox *box, long long *id)
 {
-    uint32_t returned = box->lent_count ? atomic_load(word(&box->memory, RETURNED_AT)) : 0;
-    while (box->lent_count &&
-           ((returned - box->lent[0].number) & (UINT32_MAX >> 2)) < HALF) {
-        long long id = box->lent[0].id;
-        memmove(box->lent, box->lent + 1, (MOST_LENT - 1) * sizeof *box->lent);
-        box->lent_count--;
-        PyObject *said = PyObject_CallMethod(box->lender, "given_back", "L", id);
-        Py_XDECREF(said);
-        if (said == NULL)
-            PyErr_WriteUnraisable(box->lender);
-    }
+    if (!box->lent_count)
+        return 0;
+    uint32_t returned = atomic_load(word(&box->memory, RETURNED_AT));
+    const LentAnswer *oldest = &box->lent[0];
+    if (returned == oldest->before ||
+        ((returned - oldest->number) & (UINT32_MAX >> 2)) >= HALF)
+        return 0;
+    *id = oldest->id;
+    memmove(box->lent, box->lent + 1, (MOST_LENT - 1) * sizeof *box->lent);
+    box->lent_count--;
+    return 1;
+}
+
+void release(PyObject *lender, long long id)
+{
+    PyObject *said = PyObject_CallMethod(lender, "given_back", "L", id);
+    if (said == NULL)
+        PyErr_WriteUnraisable(lender);
+    Py_XDECREF(said);
+}
+
+/* Release the parameters that clients have given back, so that they may be written to. */
+static void take_returned(Mailboxes *self)
+{
+    long long id;
+    for (uint32_t place = 0; place < self->places; place++) /* a call may have the table change */
+        while (self->boxes[place].link != NULL && pop_returned(&self->boxes[place], &id)) {
+            PyObject *lender = Py_NewRef(self->boxes[place].lender);
+            release(lender, id);
+            Py_DECREF(lender);
+        }
 }
 
 /* Leave the parameters for a client whose answer's header is there. Returns how: HERE, LENT or
@@ -72,7 +92,8 @@ static int leave_parameters(Mailbox *box)
         return -1;
     if (PyTuple_Check(place) && PyArg_ParseTuple(place, "KK", &found[0], &found[1])) {
         memcpy(memory + PLACE_AT, found, sizeof found);
-        box->lent[box->lent_count++] = (LentAnswer){box->taken, answers->id};
+        box->lent[box->lent_count++] =
+            (LentAnswer){box->taken, atomic_load(word(&box->memory, RETURNED_AT)), answers->id};
         done = LENT;
     } else if (place == Py_False) { /* its client has to be told of a segment first */
         PyObject *whole = PyBytes_FromStringAndSize(NULL, answers->answer.len + answers->nbytes);
@@ -170,9 +191,7 @@ static int serve(Mailboxes *self, uint32_t place)
     Mailbox *known, box;
     if (!is_posted(&self->boxes[place]))
         return 0;
-    for (uint32_t each = 0; each < self->places; each++) /* what is lent is not written to */
-        if (self->boxes[each].link != NULL)
-            take_returned(&self->boxes[each]);
+    take_returned(self);
     known = &self->boxes[place];
     if (known->link == NULL)
         return 0;
@@ -217,10 +236,9 @@ static int serve(Mailboxes *self, uint32_t place)
 /* Tell clients whether to ring. */
 static void have_rung(Mailboxes *self, int ring)
 {
+    take_returned(self);
     for (uint32_t place = 0; place < self->places; place++) {
         Mailbox *box = &self->boxes[place];
-        if (box->link != NULL)
-            take_returned(box);
         if (box->link != NULL && box->told != ring) {
             atomic_store(word(&box->memory, SERVER_SLEEPS_AT), (uint32_t)ring);
             box->told = ring;

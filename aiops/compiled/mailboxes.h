@@ -12,6 +12,7 @@
 
 typedef struct {
     uint32_t number; /* of the push */
+    uint32_t before; /* what its client had given back when it was lent */
     long long id;    /* of the answer */
 } LentAnswer;
 
@@ -39,8 +40,11 @@ typedef struct {
 #define COPIED_AT 4         /* bytes a nanosecond */
 } Mailboxes;
 
-/* Release the parameters that a client has given back. */
-void take_returned(Mailbox *box);
+/* Take out the oldest lent answer of a mailbox, if its client has given it back. */
+int pop_returned(Mailbox *box, long long *id);
+
+/* Release the parameters of an answer. */
+void release(PyObject *lender, long long id);
 
 /* Forget a mailbox: its client goes by the socket, also with what it has posted. */
 void forget(Mailboxes *self, Mailbox *box);

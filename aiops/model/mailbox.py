@@ -18,6 +18,7 @@ import numpy as np
 from aiops.model.layout import Bytes
 
 _PAGE = 4096
+_OPEN = 512  # where the word of that lies
 MOST = 3 * _PAGE + (2 << 20)
 """The most bytes of a mailbox."""
 
@@ -42,6 +43,11 @@ class Mailbox:
 
     def __init__(self, data: Bytes, bell: int) -> None:
         self.data, self.bell = data, bell
+
+    @property
+    def is_open(self) -> bool:
+        """True while the server answers what is posted."""
+        return int(self.data[_OPEN : _OPEN + 4].view(np.uint32)[0]) == 1
 
     def pushed(self, nbytes: int) -> Bytes:
         """Return where the payload of a push lies."""

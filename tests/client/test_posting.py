@@ -150,6 +150,9 @@ def test_views_of_parameters_that_were_not_lent_are_a_copy() -> None:
 
 def test_a_gradient_lies_where_it_is_posted_from() -> None:
     half = Half()
+    assert half.posting.room is None, "the server has not opened it"
+    half.mailbox.data[512] = 1
+    assert half.posting.room is not None
     half.posting.room.views["b"][:] = 1
     offset = LAYOUT.tensors[[t.name for t in LAYOUT.tensors].index("b")].offset
     assert (half.mailbox.data[3 * 4096 + offset :][:40].view(np.float32) == 1).all()

@@ -335,6 +335,22 @@ def test_numbers_are_given_back_in_their_order(returned: int, left: int) -> None
         assert served.held == [left]
 
 
+def test_a_word_that_was_there_before_gives_nothing_back() -> None:
+    """As a number of half of all pushes before would, seen from here: numbers begin anew."""
+    with Lending() as served, Reader(served.url) as reader:
+        reader.familiar(served)
+        reader.give_back(reader.number + 5)
+        reader.post(reader.next())
+        reader.taken()
+        reader.ring()
+        reader.settle()
+        assert served.held == [1]
+        reader.give_back()
+        reader.ring()
+        reader.settle()
+        assert served.held == [0]
+
+
 def test_words_that_are_written_at_random_harm_no_one_else() -> None:
     """What another worker holds never changes, and it is answered right."""
     rng = random.Random(3)

@@ -67,6 +67,12 @@ def begun(served: Served, client: Client, *, views: bool = False) -> Params:
     return params
 
 
+def opened(client: Client) -> bool:
+    """Return whether a client's mailbox is open."""
+    steady = client._session.steady
+    return steady is not None and steady.gradient_room is not None
+
+
 # ---------------------------------------------------------------- a real server
 
 
@@ -132,6 +138,69 @@ def test_a_gradient_that_lies_in_the_mailbox_elsewhere(served: Served) -> None:
         assert (params["b"] == -12 - 5).all()
         client.exchange(params, {"a": room["a"], "b": room["a"]})
         assert (params["b"] == -12 - 7).all()
+
+
+def test_what_is_posted_is_not_lent_again_where_its_answer_comes_by_the_socket(
+    served: Served,
+) -> None:
+    """As that does which tells of a segment: or the server would read a later push at its place."""
+    model = {"a": np.zeros((256, 128), np.float32), "b": np.zeros((300, 128), np.float32)}
+    with (
+        Client(served.url, role="worker", timeout=PATIENCE) as one,
+        Client(served.url, role="worker", timeout=PATIENCE) as other,
+    ):
+        both = [(client, client.define(model, views=True)) for client in (one, other)]
+        total = 0
+
+        def step(client: Client, params: Params) -> None:
+            nonlocal total
+            room = client.room()
+            for array in room.values():
+                array[:] = 1
+            client.exchange(params, room)
+            total += 1
+            assert (params["a"] == -total).all()
+
+        for client, params in both:
+            step(client, params)
+            served.warm()
+            eventually(lambda client=client: bool(opened(client)), "its mailbox is open")
+            for _ in range(3):
+                step(client, params)
+        for client, params in 6 * both:
+            step(client, params)
+        connections = [client._session.info.connection for client, _params in both]
+        for client, params in both:
+            client.exchange(params, {"a": np.full((256, 128), 7, np.float32)})
+        found = one.fetch()
+        assert (found["a"] == -total - 14).all()
+        assert (found["b"] == -total).all()
+        theirs = served.call(
+            lambda server: sorted(
+                [*peer.link.wire.shared._theirs] for peer in server.connections.peers.values()
+            )
+        )
+        shown = [[*client._session.wire.shared._ours] for client, _params in both]
+        assert theirs == sorted(map(sorted, shown)), "each was told of"
+        assert connections == [client._session.info.connection for client, _params in both]
+
+
+def test_a_room_in_which_nothing_is_answered_is_lent() -> None:
+    """Where a server does not open the mailbox, gradients are read in a segment, and not copied."""
+    with (
+        Served(set={"lr": 1.0}, consistency="relaxed") as served,
+        Client(served.url, role="worker", timeout=PATIENCE) as client,
+    ):
+        params = client.define(MODEL)
+        for step in range(1, 12):
+            room = client.room()
+            for array in room.values():
+                array[:] = 1
+            client.exchange(params, room)
+            assert (params["a"] == -step).all()
+        assert served.served == 0
+        assert room.arena.segment in client._session._outbox._rooms
+        assert not client._session._outbox._kept
 
 
 @pytest.mark.parametrize("views", [True, False])
