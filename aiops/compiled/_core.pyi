@@ -359,6 +359,9 @@ class Mailboxes:
         If not, the clients have been told to ring.
         """
 
+    def take_back(self) -> None:
+        """Release the parameters that clients have given back."""
+
     def forked(self) -> None:
         """Let go of all in a fork, of what others see nothing."""
 

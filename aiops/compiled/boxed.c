@@ -149,10 +149,18 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     return NULL;
 }
 
+static PyObject *take_back(PyObject *object, PyObject *nothing)
+{
+    (void)nothing;
+    take_returned((Mailboxes *)object);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"add", add_box, METH_VARARGS, "See _core.pyi."},
     {"remove", remove_box, METH_O, "See _core.pyi."},
     {"answer", answer_posted, METH_NOARGS, "See _core.pyi."},
+    {"take_back", take_back, METH_NOARGS, "See _core.pyi."},
     {"forked", leave_all, METH_NOARGS, "See _core.pyi."},
     {"close", close_all, METH_NOARGS, "See _core.pyi."},
     {NULL, NULL, 0, NULL},

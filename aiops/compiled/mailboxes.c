@@ -65,8 +65,7 @@ void release(PyObject *lender, long long id)
     Py_XDECREF(said);
 }
 
-/* Release the parameters that clients have given back, so that they may be written to. */
-static void take_returned(Mailboxes *self)
+void take_returned(Mailboxes *self)
 {
     long long id;
     for (uint32_t place = 0; place < self->places; place++) /* a call may have the table change */

@@ -49,6 +49,9 @@ void release(PyObject *lender, long long id);
 /* Forget a mailbox: its client goes by the socket, also with what it has posted. */
 void forget(Mailboxes *self, Mailbox *box);
 
+/* Release the parameters that clients have given back, so that they may be written to. */
+void take_returned(Mailboxes *self);
+
 /* Answer what has been posted; returns whether to be called again soon. */
 PyObject *answer_posted(PyObject *self, PyObject *nothing);
 

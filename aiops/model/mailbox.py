@@ -15,7 +15,9 @@ import weakref
 
 import numpy as np
 
+from aiops.common import forks
 from aiops.model.layout import Bytes
+from aiops.model.shared_memory import leave_shared
 
 _PAGE = 4096
 _OPEN = 512  # where the word of that lies
@@ -39,7 +41,7 @@ class Mailbox:
         The descriptor of its bell.
     """
 
-    __slots__ = ("bell", "data")
+    __slots__ = ("__weakref__", "bell", "data")
 
     def __init__(self, data: Bytes, bell: int) -> None:
         self.data, self.bell = data, bell
@@ -83,7 +85,13 @@ class Mailbox:
             os.close(fd)
             raise
         weakref.finalize(data, os.close, bell)
-        return cls(data, bell), fd
+        made = cls(data, bell)
+        forks.note(made)
+        return made, fd
+
+    def forked(self) -> None:
+        """Leave the memory to the parent: what a fork writes there, a gradient say, is its own."""
+        leave_shared(self.data)
 
     @classmethod
     def take(cls, fds: list[int], nbytes: int) -> Mailbox | None:

@@ -96,6 +96,21 @@ class Segment:
         )
 
 
+def leave_shared(data: Bytes) -> None:
+    """Have shared memory be this process's own, in a fork, at the same address and as it is now."""
+    now = data.copy()
+    _LIBC.mmap.restype = ctypes.c_void_p
+    _LIBC.mmap(
+        ctypes.c_void_p(data.ctypes.data),
+        ctypes.c_size_t(len(data)),
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED,
+        -1,
+        ctypes.c_long(0),
+    )
+    data[:] = now
+
+
 def attached(fd: int, nbytes: int, *, private: bool) -> Bytes:
     """Map the segment of another process, uint8[nbytes], and close its descriptor.
 

@@ -95,6 +95,11 @@ class MailboxTable:
                 return
         os.close(mailbox.bell)
 
+    def take_back(self) -> None:
+        """Release the parameters that clients have given back: no push need follow that one."""
+        if self._boxes is not None:
+            self._boxes.take_back()
+
     def drop(self, link: MessageTransport) -> None:
         """Leave a connection's mailbox, if it has one: it has ended, say."""
         shut = self._shut.pop(link, None)
