@@ -263,7 +263,9 @@ class Leased(Params):
 
     @property
     def lender(self) -> object:
-        """The object to whose method the arrays are given back; None: it is no method's."""
+        """The object to whose method the arrays are given back; None: they are not
+        borrowed, or by a mailbox.
+        """
         return getattr(self._give_back, "__self__", None)
 
     def lend(self, lent: LentPayload) -> bool:

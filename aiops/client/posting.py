@@ -8,7 +8,6 @@ the mailbox's word *returned* says so: all answers up to a number are given back
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from aiops.client.compiled_forms import CompiledExchange
@@ -29,10 +28,8 @@ class Posting:
     mailbox, layout
         It, and the model.
     shared
-        The segments of the connection.
-    release
-        Gives an answer back by the connection, where the server has left the mailbox.
-
+        The segments of the connection, by which an answer is given back where the server has left
+        the mailbox.
     """
 
     def __init__(
@@ -41,10 +38,9 @@ class Posting:
         mailbox: Mailbox,
         layout: Layout,
         shared: SharedPayloads,
-        release: Callable[[int], object],
     ) -> None:
-        self._compiled, self._mailbox, self._layout = compiled, mailbox, layout
-        self._shared, self._release = shared, release
+        self._compiled, self._mailbox = compiled, mailbox
+        self._layout, self._shared = layout, shared
         self._room = Arena(layout, mailbox.pushed(layout.nbytes), mailbox)
         self._ids: dict[int, int] = {}  # of the answers that the server may not know as given back
         self._read = set[int]()  # those of them that are still read, by their numbers
@@ -106,4 +102,4 @@ class Posting:
         for each in done:
             id = self._ids.pop(each)
             if not known:
-                self._release(id)
+                self._shared.give_back(id)

@@ -77,7 +77,6 @@ class ParameterSink(Sink):
     """
 
     parts: Parts
-    lent: bool
 
     def __init__(
         self,
@@ -96,7 +95,6 @@ class ParameterSink(Sink):
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
         self._staged: dict[int, tuple[type[Codec], Bytes]] = {}  # increments: codec and payload
         self._whole = whole and not wants
-        self.lent = False  # it is read where it lies at the server
         self.missing: set[int] = set()  # shards whose portions have not come
         if self._whole:
             self._tensors = layout.all
@@ -238,8 +236,7 @@ class ParameterSink(Sink):
         """Take over a lent model: in place if the parameters permit it, else as a copy."""
         if not self._whole:
             return False
-        self.lent = self._params.lend(lent)
-        if not self.lent:
+        if not self._params.lend(lent):
             copy(self._params.own().data, lent.data, self._parallel_map)
             lent.give_back()
         return True

@@ -120,14 +120,12 @@ from collections.abc import Callable
 from functools import partial
 
 from aiops.bandwidth.byte_accounting import Ledger
-from aiops.client.compiled_forms import CompiledExchange
 from aiops.client.handover import without
 from aiops.client.handshake import Handshake, Identity
 from aiops.client.logbook import Logbook
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.pending import PendingRequests
-from aiops.client.posting import Posting
 from aiops.client.request_kinds import PushRequest, Request, RowsRequest
 from aiops.client.restarts import Restarts
 from aiops.client.server_info import ServerInfo
@@ -145,7 +143,6 @@ from aiops.errors import (
     fatal,
 )
 from aiops.kernels.parallel import ParallelMap, serial_map
-from aiops.model.mailbox import Mailbox
 from aiops.wire import messages
 from aiops.wire.checked_connection import CheckedConnection
 from aiops.wire.connection import Buffer, Connection, Limits, Places
@@ -324,13 +321,9 @@ class Session:
         self._send(self._handshake.hello)
         return self.outgoing()
 
-    def announce_mailbox(self, compiled: CompiledExchange, mailbox: Mailbox) -> None:
-        """Announce a mailbox for the steady exchange, whose descriptors have been passed on."""
-        shared, steady = self.wire.shared, self.steady
-        if shared is not None and steady is not None and steady.lends:
-            layout, release = self.info.known_layout, partial(self._give_back, self.wire)
-            steady.posting = Posting(compiled, mailbox, layout, shared, release)
-        self._send(messages.Share(0, MAILBOX, len(mailbox.data)))
+    def announce_mailbox(self, nbytes: int) -> None:
+        """Announce a mailbox, whose descriptors have been passed on."""
+        self._send(messages.Share(0, MAILBOX, nbytes))
 
     @property
     def idle(self) -> bool:

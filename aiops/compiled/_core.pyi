@@ -359,7 +359,7 @@ class Mailboxes:
         If not, the clients have been told to ring.
         """
 
-    def take_back(self) -> None:
+    def take_returned(self) -> None:
         """Release the parameters that clients have given back."""
 
     def forked(self) -> None:

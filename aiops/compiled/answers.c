@@ -224,11 +224,11 @@ static int find_gradient(const Answers *self, const char *payload, Pushed *push)
            survey(self, push->data, &push->largest);
 }
 
-void bring_here(Answers *self)
+void bring_payload(Answers *self)
 {
-    if (self->lying != NULL)
-        memcpy(self->lacking, self->lying, (size_t)self->region);
-    self->lying = NULL;
+    if (self->payload_from != NULL)
+        memcpy(self->payload_to, self->payload_from, (size_t)self->region);
+    self->payload_from = NULL;
 }
 
 PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *record,
@@ -255,9 +255,9 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
     if (push.now == -1.0 && PyErr_Occurred())
         return NULL;
     const char *head = (const char *)self->head.buf + first;
+    const char *payload = self->payload_from != NULL ? self->payload_from : head + self->form.len;
     if (whole < 0 || !has_numbers(self, (const unsigned char *)head, &push) || !has_accounts(self, row) ||
-        !is_idle(self) ||
-        !find_gradient(self, self->lying != NULL ? self->lying : head + self->form.len, &push))
+        !is_idle(self) || !find_gradient(self, payload, &push))
         goto general;
     int goes = applies(self, &push);
     if (goes > 0)
@@ -281,6 +281,6 @@ PyObject *exchange(Answers *self, PyObject *received, PyObject *now, PyObject *r
         return answer;
 general:
     PyErr_Clear();
-    bring_here(self);
+    bring_payload(self);
     return PyObject_CallFunctionObjArgs(self->part[PART_general], received, now, record, NULL);
 }

@@ -96,9 +96,9 @@ typedef struct {
     Py_ssize_t size; /* of the last answer, in bytes, if it was made here; else 0 */
     int fd; /* the socket that an answer may be sent on at once; below 0: none */
     char *header_at, *payload_at; /* or the memory that it is to be left in; NULL: none */
-    const char *lying; /* a push's payload that was not received in `head`; NULL: it was */
-    char *lacking;     /* where in `head` it belongs */
-    long long id;      /* of the last push that was answered here */
+    const char *payload_from; /* where a push's payload lies, if not in `head`; else NULL */
+    char *payload_to;         /* where in `head` it belongs */
+    long long id;             /* of the last push that was answered here */
     Surveyed sections[SECTIONS];
 } Answers;
 
@@ -141,7 +141,7 @@ PyObject *carry_out(Answers *self, const Pushed *push, PyObject *now, PyObject *
 int has_accounts(const Answers *self, PyObject *row[2]);
 
 /* Have the payload of a push be in the head buffer, wherever it lies. */
-void bring_here(Answers *self);
+void bring_payload(Answers *self);
 
 /* Copy the parameters to memory of `nbytes`; -1: an error is set. */
 int copy_parameters(const Answers *self, char *to);

@@ -20,7 +20,7 @@ void forget(Mailboxes *self, Mailbox *box)
     Mailbox was = *box;
     *box = (Mailbox){.bell = -1};
     while (pop_returned(&was, &id)) /* others are given back by the socket */
-        release(was.lender, id);
+        release_answer(was.lender, id);
     PyBuffer_Release(&was.memory);
     Py_DECREF(was.answers);
     Py_DECREF(was.shortcut);
@@ -56,8 +56,8 @@ static PyObject *add_box(PyObject *object, PyObject *given)
     }
     *box = (Mailbox){.link = Py_NewRef(link), .answers = answers, .shortcut = Py_NewRef(shortcut),
                      .lender = Py_NewRef(lender), .memory = memory, .bell = bell, .told = 1};
-    if (self->longer < made->nbytes / COPIED_AT)
-        self->longer = made->nbytes / COPIED_AT;
+    if (self->longer < made->nbytes / COPY_RATE)
+        self->longer = made->nbytes / COPY_RATE;
     atomic_store(word(&memory, SERVER_SLEEPS_AT), 1);
     atomic_store(word(&memory, OPEN_AT), 1);
     return PyLong_FromUnsignedLong(place);
@@ -149,7 +149,7 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     return NULL;
 }
 
-static PyObject *take_back(PyObject *object, PyObject *nothing)
+static PyObject *take_returned_method(PyObject *object, PyObject *nothing)
 {
     (void)nothing;
     take_returned((Mailboxes *)object);
@@ -160,7 +160,7 @@ static PyMethodDef methods[] = {
     {"add", add_box, METH_VARARGS, "See _core.pyi."},
     {"remove", remove_box, METH_O, "See _core.pyi."},
     {"answer", answer_posted, METH_NOARGS, "See _core.pyi."},
-    {"take_back", take_back, METH_NOARGS, "See _core.pyi."},
+    {"take_returned", take_returned_method, METH_NOARGS, "See _core.pyi."},
     {"forked", leave_all, METH_NOARGS, "See _core.pyi."},
     {"close", close_all, METH_NOARGS, "See _core.pyi."},
     {NULL, NULL, 0, NULL},

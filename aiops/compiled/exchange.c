@@ -188,10 +188,10 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
         return NULL;
     Py_buffer target = {.len = self->nbytes}, views[VIEWS];
     struct iovec pieces[VIEWS + 1];
-    int placed = given[1] == Py_None; /* elsewhere, by a mailbox alone */
-    if (placed && !self->alone)
+    int stays = given[1] == Py_None; /* where the server has it, by a mailbox alone */
+    if (stays && !self->alone)
         return Py_NewRef(Py_False);
-    if (!placed && PyObject_GetBuffer(given[1], &target, PyBUF_WRITABLE) < 0)
+    if (!stays && PyObject_GetBuffer(given[1], &target, PyBUF_WRITABLE) < 0)
         return NULL;
     int taken = 0, done = -1, fits = -1;
     PyObject *found = NULL;
@@ -220,7 +220,7 @@ PyObject *run(PyObject *object, PyObject *const *given, Py_ssize_t given_count)
         memcpy(target.buf, (unsigned char *)self->room.buf + head, (size_t)self->nbytes);
     while (taken > 0)
         PyBuffer_Release(&views[--taken]);
-    if (!placed)
+    if (!stays)
         PyBuffer_Release(&target);
     return fits == 0 ? Py_NewRef(Py_False) : done == 0 ? Py_NewRef(Py_None) : found;
 }

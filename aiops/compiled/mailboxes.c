@@ -57,7 +57,7 @@ int pop_returned(Mailbox *box, long long *id)
     return 1;
 }
 
-void release(PyObject *lender, long long id)
+void release_answer(PyObject *lender, long long id)
 {
     PyObject *said = PyObject_CallMethod(lender, "given_back", "L", id);
     if (said == NULL)
@@ -71,7 +71,7 @@ void take_returned(Mailboxes *self)
     for (uint32_t place = 0; place < self->places; place++) /* a call may have the table change */
         while (self->boxes[place].link != NULL && pop_returned(&self->boxes[place], &id)) {
             PyObject *lender = Py_NewRef(self->boxes[place].lender);
-            release(lender, id);
+            release_answer(lender, id);
             Py_DECREF(lender);
         }
 }
@@ -145,8 +145,10 @@ static int answer_taken(Mailboxes *self, Mailbox *box, int *general)
     Answers *answers = (Answers *)box->answers;
     PyObject *link = box->link;
     PyObject *received = PyLong_FromSsize_t(answers->form.len + answers->region);
-    if (received == NULL)
+    if (received == NULL) {
+        answers->payload_from = NULL;
         return -1;
+    }
     answers->fd = -1;
     answers->header_at = (char *)box->memory.buf + ANSWER_AT;
     answers->payload_at = answers->nbytes > SMALL
@@ -155,8 +157,8 @@ static int answer_taken(Mailboxes *self, Mailbox *box, int *general)
     PyObject *found = answer((PyObject *)answers, received);
     answers->header_at = NULL;
     if (found == Py_None)
-        bring_here(answers);
-    answers->lying = NULL;
+        bring_payload(answers);
+    answers->payload_from = NULL;
     int done = found == NULL ? -1 : ELSEWHERE;
     if (found == Py_None) {
         *general = 1;
@@ -211,10 +213,10 @@ static int serve(Mailboxes *self, uint32_t place)
     Answers *answers = (Answers *)box.answers;
     const char *memory = box.memory.buf;
     memcpy(head, memory + PUSH_AT, (size_t)answers->form.len);
-    answers->lying = memory + PAYLOAD_AT;
-    answers->lacking = head + answers->form.len;
+    answers->payload_from = memory + PAYLOAD_AT;
+    answers->payload_to = head + answers->form.len;
     if (answers->nbytes <= SMALL || answers->piece_count)
-        bring_here(answers);
+        bring_payload(answers);
     PyObject *held[] = {Py_NewRef(box.link), Py_NewRef(box.answers), Py_NewRef(box.shortcut),
                         Py_NewRef(box.lender), Py_NewRef(box.memory.obj)};
     int general = 0, done = answer_taken(self, &box, &general);

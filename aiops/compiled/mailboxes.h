@@ -37,14 +37,14 @@ typedef struct {
     long long served;       /* exchanges that were answered in mailboxes */
     long long look;         /* nanoseconds to look for a push before sleeping, and how much longer */
     long long longer;       /* with models that take a client as long to copy */
-#define COPIED_AT 4         /* bytes a nanosecond */
+#define COPY_RATE 4         /* bytes a nanosecond */
 } Mailboxes;
 
 /* Take out the oldest lent answer of a mailbox, if its client has given it back. */
 int pop_returned(Mailbox *box, long long *id);
 
 /* Release the parameters of an answer. */
-void release(PyObject *lender, long long id);
+void release_answer(PyObject *lender, long long id);
 
 /* Forget a mailbox: its client goes by the socket, also with what it has posted. */
 void forget(Mailboxes *self, Mailbox *box);

@@ -243,7 +243,7 @@ PyObject *answer(PyObject *object, PyObject *received)
     }
     PyObject *kept = get(state, RunState_kept);
     if (kept != Py_None && !is_of(kept, KeptState_class)) {
-        bring_here(self);
+        bring_payload(self);
         return PyObject_CallFunctionObjArgs(self->part[PART_exchange], received, NULL);
     }
     if (is_true(get(dispatcher, EventDispatcher__handling)) != 0 ||
@@ -255,7 +255,7 @@ PyObject *answer(PyObject *object, PyObject *received)
     else if (files != Py_None && is_of(files, Persistence_class))
         record = get(files, Persistence_exchanges);
     if (record != Py_None) /* what is recorded must stay, whatever the sender does */
-        bring_here(self);
+        bring_payload(self);
     PyObject *now = PyObject_CallNoArgs(self->part[PART_clock]);
     PyObject *found = now == NULL ? NULL : exchange(self, received, now, record, kept);
     Py_XDECREF(now);

@@ -222,7 +222,7 @@ static PyObject *step(Answers *self, const Pushed *push, PyObject *steps, PyObje
     PyObject *current = Py_NewRef(get(store, Store_current));
     if (!is_compiled(self, current)) {
         Py_DECREF(current);
-        bring_here(self);
+        bring_payload(self);
         PyObject *sections = get(self->part[PART_gradient], Arena_sections);
         return PyObject_CallFunctionObjArgs(self->part[PART_update], sections, steps, scalars,
                                             NULL);
@@ -235,7 +235,7 @@ static PyObject *step(Answers *self, const Pushed *push, PyObject *steps, PyObje
         if (done > 0) /* where sums are all zero, and go nowhere, there are none */
             sums = wanted ? sums_of(self) : Py_NewRef(Py_None);
         else if (done == 0) {
-            bring_here(self);
+            bring_payload(self);
             all = PyTuple_New(self->section_count);
         }
         for (Py_ssize_t index = 0; all != NULL && index < self->section_count; index++) {

@@ -20,14 +20,18 @@ from aiops.model.layout import Bytes
 from aiops.model.shared_memory import leave_shared
 
 _PAGE = 4096
-_OPEN = 512  # where the word of that lies
-MOST = 3 * _PAGE + (2 << 20)
+_OPEN, _PAYLOADS = 512, 3 * _PAGE  # where that word, and the payloads, lie
+MOST = _PAYLOADS + (2 << 20)
 """The most bytes of a mailbox."""
 
 
 def size_of(nbytes: int) -> int:
     """Return the bytes of a mailbox for messages with payloads of ``nbytes``."""
-    return 3 * _PAGE + 2 * -(-nbytes // _PAGE) * _PAGE
+    return _PAYLOADS + 2 * _in_pages(nbytes)
+
+
+def _in_pages(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
 
 
 class Mailbox:
@@ -53,11 +57,11 @@ class Mailbox:
 
     def pushed(self, nbytes: int) -> Bytes:
         """Return where the payload of a push lies."""
-        return self.data[3 * _PAGE : 3 * _PAGE + nbytes]
+        return self.data[_PAYLOADS : _PAYLOADS + nbytes]
 
     def answered(self, nbytes: int) -> Bytes:
         """Return where that of an answer lies."""
-        begin = (size_of(nbytes) - 3 * _PAGE) // 2 + 3 * _PAGE
+        begin = _PAYLOADS + _in_pages(nbytes)
         return self.data[begin : begin + nbytes]
 
     @classmethod

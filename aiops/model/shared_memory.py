@@ -85,30 +85,27 @@ class Segment:
 
     def forked(self) -> None:
         """Map it privately, at the same address: what a fork writes there, others must not read."""
-        _LIBC.mmap.restype = ctypes.c_void_p
-        _LIBC.mmap(
-            ctypes.c_void_p(self.data.ctypes.data),
-            ctypes.c_size_t(len(self.data)),
-            mmap.PROT_READ | mmap.PROT_WRITE,
-            mmap.MAP_PRIVATE | _MAP_FIXED,
-            self.fd,
-            ctypes.c_long(0),
-        )
+        _map_over(self.data, mmap.MAP_PRIVATE, self.fd)
 
 
 def leave_shared(data: Bytes) -> None:
     """Have shared memory be this process's own, in a fork, at the same address and as it is now."""
     now = data.copy()
+    _map_over(data, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    data[:] = now
+
+
+def _map_over(data: Bytes, flags: int, fd: int) -> None:
+    """Map other memory, from its beginning on, where an array lies."""
     _LIBC.mmap.restype = ctypes.c_void_p
     _LIBC.mmap(
         ctypes.c_void_p(data.ctypes.data),
         ctypes.c_size_t(len(data)),
         mmap.PROT_READ | mmap.PROT_WRITE,
-        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED,
-        -1,
+        flags | _MAP_FIXED,
+        fd,
         ctypes.c_long(0),
     )
-    data[:] = now
 
 
 def attached(fd: int, nbytes: int, *, private: bool) -> Bytes:

@@ -70,11 +70,11 @@ class MailboxTable:
         self.drop(link)
         self._shut[link] = mailbox
 
-    def open(self, link: MessageTransport, lender: Lender | None = None) -> None:
+    def open(self, link: MessageTransport, lender: Lender) -> None:
         """Answer in a connection's mailbox from here on, with the `shortcut` that it has now.
 
         That is a method of compiled code. If there is no room for the mailbox, or it cannot be, the
-        client goes on by the socket. ``lender``: lends the parameters; None: they are copied.
+        client goes on by the socket. ``lender``: lends the parameters.
         """
         mailbox = self._shut.pop(link, None)
         if mailbox is None:
@@ -95,10 +95,10 @@ class MailboxTable:
                 return
         os.close(mailbox.bell)
 
-    def take_back(self) -> None:
+    def take_returned(self) -> None:
         """Release the parameters that clients have given back: no push need follow that one."""
         if self._boxes is not None:
-            self._boxes.take_back()
+            self._boxes.take_returned()
 
     def drop(self, link: MessageTransport) -> None:
         """Leave a connection's mailbox, if it has one: it has ended, say."""

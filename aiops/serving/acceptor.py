@@ -314,7 +314,7 @@ class Acceptor:
         shortest = min(config.hello_deadline, config.stall_deadline, config.failure_timeout)
         self._sweeper = loop.call_later(min(1.0, shortest / 4), self.begin, loop)
         now = self._now()
-        self.mailboxes.take_back()
+        self.mailboxes.take_returned()
         self._take_tokens(self._token_file.changed())
         pools = self._coordinator.pools  # of pushes and of rows; a follower has two of each
         crowded = [any(pool.waiting > 0 for pool in pools[kind::2]) for kind in (0, 1)]

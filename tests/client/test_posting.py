@@ -34,8 +34,8 @@ class Half:
         self.compiled: Any = SimpleNamespace(
             posted=0, lent=0, segment=0, offset=0, give_back=self.give_back
         )
-        given = self.mailbox, LAYOUT, self.shared, self.released.append
-        self.posting = Posting(self.compiled, *given)
+        self.shared.give_back = self.released.append
+        self.posting = Posting(self.compiled, self.mailbox, LAYOUT, self.shared)
 
     def show(self, number: int, value: int) -> None:
         """Have the server show a segment, with this value in each byte."""

@@ -228,7 +228,7 @@ def pumped(server: Server) -> int:
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_is_lent_stays_as_it_was(count: int, kernels: str) -> None:
-    """Until it is given back, whoever pushes; its memory is used again after that."""
+    """Pushes by any worker leave it as it is until it is given back; then its memory is reused."""
     with (
         Lending(kernels) as served,
         Reader(served.url) as reader,
@@ -336,7 +336,7 @@ def test_numbers_are_given_back_in_their_order(returned: int, left: int) -> None
 
 
 def test_a_word_that_was_there_before_gives_nothing_back() -> None:
-    """As a number of half of all pushes before would, seen from here: numbers begin anew."""
+    """Numbers wrap: an old word may look like one that is ahead, and counts once it changes."""
     with Lending() as served, Reader(served.url) as reader:
         reader.familiar(served)
         reader.give_back(reader.number + 5)

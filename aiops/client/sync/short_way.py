@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from aiops.client.compiled_forms import CompiledExchange
 from aiops.client.params import Params
+from aiops.client.posting import Posting
 from aiops.client.request_kinds import Receipt, Request, RowsRequest
 from aiops.client.session import Session
 from aiops.client.steady import SteadyExchange
@@ -321,7 +322,11 @@ class ShortWay:
             self._mailboxes -= 1
             mailbox = pass_mailbox(compiled, side, steady.forms.nbytes, steady.lends)
         if mailbox is not None:
-            self._session.announce_mailbox(compiled, mailbox)
+            shared = self._session.wire.shared
+            if steady.lends and shared is not None:
+                layout = self._session.info.known_layout
+                steady.posting = Posting(compiled, mailbox, layout, shared)
+            self._session.announce_mailbox(len(mailbox.data))
         elif steady.lends:
             self.compiled = None
         return mailbox is not None

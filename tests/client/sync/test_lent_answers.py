@@ -403,8 +403,8 @@ class Lender(Played):
         steady = self.connection.short.steady
         assert steady is not None
         layout = self.scripted.client._session.info.known_layout
-        given = self.made, layout, shared, self.released.append
-        steady.lends, steady.posting = True, Posting(self.compiled, *given)
+        shared.give_back = self.released.append
+        steady.lends, steady.posting = True, Posting(self.compiled, self.made, layout, shared)
 
     def lend(self, change: Change = AS_IT_IS, segment: int = 5, offset: int = 64) -> bytes:
         """Leave an answer that names a place; return the parameters there."""
