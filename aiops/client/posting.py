@@ -42,8 +42,7 @@ class Posting:
         self._compiled, self._mailbox = compiled, mailbox
         self._layout, self._shared = layout, shared
         self._room = Arena(layout, mailbox.pushed(layout.nbytes), mailbox)
-        self._ids: dict[int, int] = {}  # of the answers that the server may not know as given back
-        self._read = set[int]()  # those of them that are still read, by their numbers
+        self._lent = _LentAnswers(compiled, shared)
         self._arenas: dict[int, tuple[Bytes, int, Arena]] = {}  # by the segment's number
 
     @property
@@ -70,13 +69,12 @@ class Posting:
                 params.keep(arena)
             return
         number, arena = compiled.posted, self._arena()
-        self._ids[number] = id
-        self._read.add(number)
+        self._lent.add(number, id)
         if isinstance(params, Leased):
-            params.read(arena, partial(self._give_back, number))
+            params.read(arena, partial(self._lent.give_back, number))
         else:
             params.arena.data[:] = arena.data
-            self._give_back(number)
+            self._lent.give_back(number)
 
     def _arena(self) -> Arena:
         """Return the parameters that lie where the last answer says, to be read."""
@@ -88,11 +86,29 @@ class Posting:
             known = self._arenas[number] = segment, offset, Arena(self._layout, data)
         return known[2]
 
-    def _give_back(self, number: int) -> None:
+
+class _LentAnswers:
+    """The answers of which the server may not know yet that they are given back.
+
+    What a program keeps refers to these alone: a segment stays mapped no longer than its parameters
+    are read, or the connection lasts.
+    """
+
+    def __init__(self, compiled: CompiledExchange, shared: SharedPayloads) -> None:
+        self._compiled, self._shared = compiled, shared
+        self._ids: dict[int, int] = {}  # by their numbers, in the order of these
+        self._read = set[int]()  # those that are still read
+
+    def add(self, number: int, id: int) -> None:
+        """Take one that is read from now on."""
+        self._ids[number] = id
+        self._read.add(number)
+
+    def give_back(self, number: int) -> None:
         """Have the parameters of an answer be the server's again, with all that are older."""
         self._read.discard(number)
         done = list[int]()
-        for each in self._ids:  # in the order of their numbers
+        for each in self._ids:
             if each in self._read:
                 break
             done.append(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,19 @@ def test_a_segment_that_is_shown_again_is_another_one() -> None:
     assert (params.arena.data == 1).all(), "it is read on"
     half.lend(params)
     assert (params.arena.data == 9).all()
+
+
+def test_what_a_program_keeps_holds_no_other_memory() -> None:
+    """Though it keeps its parameters, all else that it was shown is unmapped with the end."""
+    half, params = Half(), Leased(LAYOUT)
+    half.lend(params)
+    half.lend(params, 2)
+    mapped = [weakref.ref(half.segments[number]) for number in (1, 2)]
+    half.segments.clear()
+    half.shared.lost()
+    del half.posting  # as with the form of a connection's exchanges
+    assert [each() is None for each in mapped] == [True, False]
+    assert (params.arena.data == 2).all()
 
 
 @pytest.mark.parametrize(("segment", "offset"), [(3, 0), (0, 0), (1, NBYTES + 1), (1, 1 << 63)])
