@@ -65,6 +65,9 @@ sanitize: $(VENV)/.dev
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		$(BIN)/python -m tests.sanitized torture frames --only steady --jobs 1 --seed 1 --seconds $(or $(FUZZ),60)
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		$(BIN)/python -m tests.sanitized torture mailboxes --jobs 1 --seed 1 --seconds $(or $(FUZZ),60)
 
 bench: $(VENV)/.dev
 	@$(BIN)/aiops bench all $(ARGS)

@@ -131,6 +131,10 @@ _add_simulated(
     "frames",
     "The same with mutated frames, handed to a server in this process: many thousand a second.",
 )
+_add_simulated(
+    "mailboxes",
+    "Write what no worker would in mailboxes that a server reads: no other worker notices.",
+)
 
 
 @app.command(
@@ -419,14 +423,15 @@ def _killed(what: str, report: dict[str, Any]) -> dict[str, str]:
 
 def _simulated(what: str, report: dict[str, Any]) -> dict[str, str]:
     found = {"tried": f"{report['tried']:,} {what} in {report['trials']:,} trials"}
-    if what in ("sessions", "frames"):
-        frames = f"{report['tried']:,} frames, {report['bytes']:,} bytes"
-        found["tried"] = f"{frames}, in {report['sessions']:,} sessions"
+    if what in ("sessions", "frames", "mailboxes"):
+        unit = "acts" if what == "mailboxes" else "frames"
+        sent = f"{report['tried']:,} {unit}, {report['bytes']:,} bytes"
+        found["tried"] = f"{sent}, in {report['sessions']:,} sessions"
         if report["refused"]:
             found["decoder"] = f"refuses {report['refused']:,} of them"
         if report["compiled"]:
-            found["compiled code"] = f"answers {report['compiled']:,} of them"
-        found["rate"] = f"{report['tried'] / max(report['seconds'], 0.1):,.0f} frames/s"
+            found["compiled code"] = f"answers {report['compiled']:,} exchanges"
+        found["rate"] = f"{report['tried'] / max(report['seconds'], 0.1):,.0f} {unit}/s"
     if what == "partitions":
         found["acknowledged"] = f"{report['acknowledged']:,} pushes"
         for name in ("server_noticed", "worker_noticed", "healed"):

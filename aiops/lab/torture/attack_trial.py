@@ -85,7 +85,7 @@ class AttackTrial(ABC):
             except AiopsError as error:
                 self.result.wrong.append(f"{type(error).__name__}: {error}")
             except Exception as error:
-                self.result.wrong.append(f"the simulation ended: {_told(error)}")
+                self.result.wrong.append(f"the simulation ended: {told(error)}")
         self.result.seconds = time.monotonic() - began
         return self.result
 
@@ -112,7 +112,7 @@ class AttackTrial(ABC):
             self.result.wrong.append(wrong)
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """Return an exception, the first of a group, and the line that raised it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -214,16 +214,16 @@ class HostileLender:
         for change in (
             lambda: os.ftruncate(fd, 0),
             lambda: os.pwrite(fd, bytes(64), 0),
-            lambda: _hole(fd, self._nbytes),
+            lambda: punch(fd, self._nbytes // 2),
         ):
             with contextlib.suppress(OSError):
                 if self._rng.random() < 0.3:
                     change()
 
 
-def _hole(fd: int, nbytes: int) -> None:
-    """Make a hole of the first half of a file."""
+def punch(fd: int, nbytes: int) -> None:
+    """Make a hole of the first bytes of a file, if it may have one."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate(fd, _PUNCH, ctypes.c_long(0), ctypes.c_long(nbytes // 2))
+    libc.fallocate(fd, _PUNCH, ctypes.c_long(0), ctypes.c_long(nbytes))

@@ -1,4 +1,4 @@
-"""Campaigns of simulated trials, in several processes."""
+"""Campaigns of trials that a seed decides, in several processes; most are simulated."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
 from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
 from aiops.lab.torture.line_trial import LineTrial, draw_lines
+from aiops.lab.torture.mailbox_trial import MODELS, MailboxTrial, draw_mailboxes
 from aiops.lab.torture.plan import VARIANTS
 from aiops.lab.torture.session_trial import SessionTrial, draw_sessions
 from aiops.lab.torture.states import MOMENTS, StatesResult, examine
@@ -118,10 +119,14 @@ KINDS: Mapping[str, SeedKind[Any]] = {
         *(tuple(PARTNERS), draw_lines, lambda plan: LineTrial(plan).run()),
         *(lambda result: 1, 1, _of_lines),
     ),
+    "mailboxes": SeedKind(
+        *(tuple(MODELS), draw_mailboxes, lambda plan: MailboxTrial(plan).run()),
+        *(lambda result: result.frames, 1, _of_attacks),
+    ),
 }
 """By what they torture; the name of the command."""
 
-_COUNTED = {"sessions": "frames"}
+_COUNTED = {"sessions": "frames", "mailboxes": "acts"}
 
 
 @dataclass(slots=True)
@@ -145,7 +150,7 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
 
     @property
     def counted(self) -> int:
-        """The clusters, damaged states or hostile frames so far, in earlier runs too."""
+        """The clusters, damaged states or hostile frames and acts so far, in earlier runs too."""
         return int(self.earlier.get("tried", 0)) + self._tried
 
     @property

@@ -1,0 +1,83 @@
+"""Hostile processes write in mailboxes: a server serves on, and one that does not is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiops.client.sync.compiled_exchange import takes_mailboxes
+from aiops.lab.processes import PipedProcess
+from aiops.lab.torture.attack_trial import AttackResult
+from aiops.lab.torture.hostile_poster import KINDS_OF_HARM, post_on
+from aiops.lab.torture.mailbox_trial import MODELS, MailboxTrial, draw_mailboxes
+from aiops.serving.peer import Peer
+from aiops.store.snapshots import Lease
+from aiops.wire.shared_payloads import SharedPayloads
+from tests.seeds import by_turns, seeds
+
+pytestmark = pytest.mark.skipif(not takes_mailboxes(), reason="there are no mailboxes here")
+
+
+@pytest.fixture(autouse=True)
+def children_begun() -> None:
+    """Have the tests' processes of Python forked before descriptors are counted."""
+    with PipedProcess("nobody", post_on):
+        pass
+
+
+def carried_out(seed: int, variant: str, *, peers: int = 6, state: bool = False) -> AttackResult:
+    """Return the result of a trial with one hostile process."""
+    plan = replace(draw_mailboxes(seed, (variant,)), peers=peers, together=1, state=state)
+    return MailboxTrial(plan).run()
+
+
+@pytest.mark.parametrize(("variant", "seed"), by_turns([*MODELS], seeds(2)))
+def test_a_server_serves_on(variant: str, seed: int) -> None:
+    """`AIOPS_SEEDS=100 pytest tests/lab/torture/test_mailboxes.py` does it for long."""
+    result = carried_out(seed, variant, state=seed % 2 == 1)
+    assert result.wrong == []
+    assert result.sessions > 3
+    assert set(result.answers) == set(KINDS_OF_HARM)
+    assert result.compiled > result.frames // 4
+
+
+def leaves_leases(patch: pytest.MonkeyPatch) -> None:
+    """A client that is gone keeps what it was lent."""
+    patch.setattr(Peer, "lost", lambda self: None)
+
+
+def gives_back_all(patch: pytest.MonkeyPatch) -> None:
+    """What is lent may be written to at once."""
+    patch.setattr(Lease, "lend", Lease.release)
+
+
+def keeps_mailboxes(patch: pytest.MonkeyPatch) -> None:
+    """A mailbox that is announced twice is mapped for ever."""
+    kept, taken = list[Any](), SharedPayloads.taken_mailbox
+
+    def take(self: SharedPayloads) -> Any:
+        found = taken(self)
+        kept.append(found)
+        return found
+
+    patch.setattr(SharedPayloads, "taken_mailbox", take)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (leaves_leases, "versions are alive"),
+        (gives_back_all, "while it was lent"),
+        (keeps_mailboxes, "leave something"),
+    ],
+)
+def test_a_server_that_breaks_is_found_out(
+    broken: Callable[[pytest.MonkeyPatch], None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiops.lab.torture.mailbox_trial._SETTLES", 2.0)
+    broken(monkeypatch)
+    result = carried_out(1, "lent")
+    assert any(said in wrong for wrong in result.wrong), result.wrong
