@@ -63,6 +63,12 @@ def draw_mailboxes(seed: int, names: Sequence[str] = tuple(MODELS)) -> AttackPla
     )
 
 
+def need_mailboxes() -> None:
+    """Raise `UsageError` where there are no mailboxes."""
+    if not takes_mailboxes():
+        raise UsageError("there are no mailboxes here: they take Linux, and compiled code")
+
+
 class MailboxTrial:
     """A plan that is carried out.
 
@@ -70,16 +76,9 @@ class MailboxTrial:
     ----------
     plan
         What to do.
-
-    Raises
-    ------
-    UsageError
-        Where there are no mailboxes.
     """
 
     def __init__(self, plan: AttackPlan) -> None:
-        if not takes_mailboxes():
-            raise UsageError("there are no mailboxes here: they take Linux, and compiled code")
         self.plan, self.result = plan, AttackResult(plan)
         self._count = MODELS[plan.variant]
         self._target = target_of(False, model=(("w", "float32", (self._count,)),))

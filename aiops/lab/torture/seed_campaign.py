@@ -23,7 +23,7 @@ from aiops.lab.torture.cluster_plan import ClusterPlan, draw_cluster
 from aiops.lab.torture.cluster_trial import ClusterTrial, SimulatedResult, quietly
 from aiops.lab.torture.frame_trial import FrameTrial, draw_frames
 from aiops.lab.torture.line_trial import LineTrial, draw_lines
-from aiops.lab.torture.mailbox_trial import MODELS, MailboxTrial, draw_mailboxes
+from aiops.lab.torture.mailbox_trial import MODELS, MailboxTrial, draw_mailboxes, need_mailboxes
 from aiops.lab.torture.plan import VARIANTS
 from aiops.lab.torture.session_trial import SessionTrial, draw_sessions
 from aiops.lab.torture.states import MOMENTS, StatesResult, examine
@@ -51,6 +51,8 @@ class SeedKind(Generic[R]):
         The least that a result counts.
     findings
         Returns what the report says of results, beside what it says of all kinds.
+    needs
+        Raises `UsageError` where there is not all that a trial takes.
     """
 
     names: tuple[str, ...]
@@ -59,6 +61,7 @@ class SeedKind(Generic[R]):
     counted: Callable[[R], int]
     least: int
     findings: Callable[[list[R]], dict[str, Any]]
+    needs: Callable[[], None] = lambda: None
 
 
 def _of_clusters(results: list[SimulatedResult]) -> dict[str, Any]:
@@ -122,6 +125,7 @@ KINDS: Mapping[str, SeedKind[Any]] = {
     "mailboxes": SeedKind(
         *(tuple(MODELS), draw_mailboxes, lambda plan: MailboxTrial(plan).run()),
         *(lambda result: result.frames, 1, _of_attacks),
+        needs=need_mailboxes,
     ),
 }
 """By what they torture; the name of the command."""
@@ -178,7 +182,8 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
         return self.kind.names
 
     def run(self) -> None:
-        """Run the trials."""
+        """Run the trials; raises `UsageError` where there is not all that they take."""
+        self.kind.needs()
         with quietly():
             TrialSeries.run(self)
 

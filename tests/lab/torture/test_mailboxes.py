@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from aiops.client.sync.compiled_exchange import takes_mailboxes
+from aiops.compiled.loading import COMPILED
+from aiops.errors import UsageError
 from aiops.lab.processes import PipedProcess
 from aiops.lab.torture.attack_trial import AttackResult
 from aiops.lab.torture.hostile_poster import KINDS_OF_HARM, post_on
 from aiops.lab.torture.mailbox_trial import MODELS, MailboxTrial, draw_mailboxes
+from aiops.lab.torture.seed_campaign import SeedCampaign
 from aiops.serving.peer import Peer
 from aiops.store.snapshots import Lease
 from aiops.wire.shared_payloads import SharedPayloads
@@ -81,3 +84,10 @@ def test_a_server_that_breaks_is_found_out(
     broken(monkeypatch)
     result = carried_out(1, "lent")
     assert any(said in wrong for wrong in result.wrong), result.wrong
+
+
+def test_where_there_are_none_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMPILED, "0")
+    campaign = SeedCampaign("mailboxes", 10, None, 0, 2, tuple(MODELS))
+    with pytest.raises(UsageError, match="no mailboxes here"):
+        campaign.run()
