@@ -90,8 +90,8 @@ class Posting:
 class _LentAnswers:
     """The answers of which the server may not know yet that they are given back.
 
-    What a program keeps refers to these alone: a segment stays mapped no longer than its parameters
-    are read, or the connection lasts.
+    Parameters that a program keeps refer to these, and so to the mailbox, but to no segment but the
+    one that they lie in: others are unmapped with the end of the connection.
     """
 
     def __init__(self, compiled: CompiledExchange, shared: SharedPayloads) -> None:

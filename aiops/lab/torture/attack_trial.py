@@ -41,7 +41,7 @@ class AttackResult:
     compiled
         Steady exchanges that compiled code answered.
     answers
-        By kind, and for errors by code: what the server said.
+        By kind, and for errors by code: what the server said; of a `MailboxTrial` what was done.
     wrong
         What contradicts the promise, one sentence each.
     seconds

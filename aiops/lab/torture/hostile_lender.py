@@ -31,11 +31,17 @@ _WAIT = 10.0  # seconds for a server's first bytes
 _SOON = 0.02  # seconds for its answers
 
 
-def _memory(nbytes: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW) -> int:
+def memory(nbytes: int, *seals: str) -> int:
+    """Return the descriptor of new memory with these seals of its size: ``GROW``, ``SHRINK``."""
     fd = os.memfd_create("aiops-hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, nbytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    for seal in seals:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, getattr(fcntl, f"F_SEAL_{seal}"))  # as on Linux alone
     return fd
+
+
+def _sealed(nbytes: int) -> int:
+    return memory(nbytes, "SHRINK", "GROW")
 
 
 def _pipe(_nbytes: int) -> int:
@@ -49,13 +55,13 @@ def _file(name: str) -> Callable[[int], int]:
 
 
 KINDS: Mapping[str, Callable[[int], int]] = {
-    "memory": _memory,
-    "memory that grows": lambda nbytes: _memory(nbytes, fcntl.F_SEAL_SHRINK),
-    "memory that shrinks": lambda nbytes: _memory(nbytes, fcntl.F_SEAL_GROW),
-    "memory without seals": lambda nbytes: _memory(nbytes, 0),
-    "memory of a byte less": lambda nbytes: _memory(nbytes - 1),
-    "no memory": lambda nbytes: _memory(0),
-    "very much memory": lambda nbytes: _memory(1 << 45),
+    "memory": _sealed,
+    "memory that grows": lambda nbytes: memory(nbytes, "SHRINK"),
+    "memory that shrinks": lambda nbytes: memory(nbytes, "GROW"),
+    "memory without seals": memory,
+    "memory of a byte less": lambda nbytes: _sealed(nbytes - 1),
+    "no memory": lambda nbytes: _sealed(0),
+    "very much memory": lambda nbytes: _sealed(1 << 45),
     "a device": _file("/dev/zero"),
     "a folder": _file("/"),
     "a file": _file(__file__),

@@ -3,33 +3,36 @@
 `HostilePoster` connects as a worker does, makes exchanges until the server answers in its mailbox,
 and then writes there, while the server reads: pushes of which something is changed, pushes that
 change while they are answered, words at random, answers given back that it never had, pushes on the
-socket beside the posted one. It replaces its mailbox by another, or by what is none, and leaves at
-any moment. A value that it changes while the server reads stays a finite one: without filters a
-worker is trusted with that.
+socket beside the posted one, and of another form. It replaces its mailbox by another, or by what is
+none, and leaves at any moment. A value that it changes while the server reads stays a finite one:
+without filters a worker is trusted with that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from multiprocessing.connection import Connection
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
 from aiops.common import urls
 from aiops.lab.torture.frame_templates import FrameTemplate
-from aiops.lab.torture.hostile_lender import KINDS, punch
+from aiops.lab.torture.hostile_lender import KINDS, memory, punch
 from aiops.lab.torture.hostile_messages import NUMBERS, Target
 from aiops.lab.torture.steady_pushes import PushForm, changed_push
 from aiops.model.mailbox import Mailbox, size_of
 from aiops.net import unix_socket
 from aiops.wire.encoding import encode
-from aiops.wire.messages import PROTOCOL, Hello, Message, Ping, Release, Share
+from aiops.wire.messages import PROTOCOL, Fetch, Hello, Message, Ping, Release, Share
 
 POSTED_AT, ANSWERED_AT, OPEN_AT, RETURNED_AT = 0, 128, 512, 640
 WORDS = POSTED_AT, ANSWERED_AT, 256, 384, OPEN_AT, RETURNED_AT, 768, 772, 776
@@ -37,8 +40,9 @@ WORDS = POSTED_AT, ANSWERED_AT, 256, 384, OPEN_AT, RETURNED_AT, 768, 772, 776
 
 PUSH_AT, ANSWER_AT, PAYLOAD_AT = 4096, 2 * 4096, 3 * 4096
 _POSTED, _TAKEN, _WITHDRAWN = 1, 2, 3
+_HERE, _LENT = 1, 3
 
-_WAIT = 10.0  # seconds for a mailbox to be opened
+_WAIT = 10.0  # seconds for a server's first bytes
 _SOON = 0.02  # seconds for an answer
 _FINITE = (0.0, -0.0, 1.0, -1.0, 9e17, -9e17, 1e-45)
 
@@ -58,20 +62,26 @@ class HostilePoster:
         The server's.
     target
         Its model, which has one tensor of float32.
+    opens
+        Seconds for a mailbox to be opened.
 
     Attributes
     ----------
     said
         What was done, by kind.
-    opened
-        Connections on which the server has opened a mailbox.
+    connections, opened
+        Those that were made, and those of them on which the server has opened a mailbox.
+    answered
+        Pushes that it has answered there, or with a place in its memory.
     sent
         Bytes that were posted and sent.
     """
 
-    def __init__(self, rng: Random, url: str, target: Target) -> None:
+    def __init__(self, rng: Random, url: str, target: Target, opens: float) -> None:
+        self.opens = opens
         self._rng, self._address, self._target = rng, urls.parse(url), target
-        self.said, self.opened, self.sent = Counter[str](), 0, 0
+        self.said, self.sent = Counter[str](), 0
+        self.connections = self.opened = self.answered = 0
         self._deck = list[str]()
         self._forms = [PushForm.drawn(rng, target, raw=True) for _ in range(4)]
 
@@ -80,6 +90,7 @@ class HostilePoster:
         sock = unix_socket.reach(*self._address)
         if sock is None:
             raise OSError("no server listens beside this address")
+        self.connections += 1
         with sock, contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError, HungUp):
             sock.settimeout(_WAIT)
             side = unix_socket.welcomed(sock)
@@ -137,8 +148,8 @@ class _Visit:
 
     def _begin(self) -> None:
         """Push on the socket until the server answers in the mailbox."""
-        self._announce(self.mailbox, self._memory)
-        until = time.monotonic() + _WAIT
+        self._announce(self.mailbox, self._memory, self.mailbox.bell)
+        until = time.monotonic() + self._poster.opens
         while self.word(OPEN_AT) != 1:
             self._send(self.next().right)
             time.sleep(0.001)
@@ -146,10 +157,10 @@ class _Visit:
             if time.monotonic() > until:
                 raise TimeoutError
 
-    def _announce(self, mailbox: Mailbox, *memory: int) -> None:
-        """Announce a mailbox, with these descriptors and its bell."""
+    def _announce(self, mailbox: Mailbox, memory: int, bell: int) -> None:
+        """Announce a mailbox, with these descriptors."""
         with contextlib.suppress(OSError):  # it has too many of them already
-            socket.send_fds(self._side._sock, [b"\0"], [*memory, mailbox.bell])
+            socket.send_fds(self._side._sock, [b"\0"], [memory, bell])
         self._say(Share(0, 0, len(mailbox.data)))
 
     # ------------------------------------------------------------ the socket
@@ -220,11 +231,18 @@ class _Visit:
         with contextlib.suppress(BlockingIOError):
             os.write(self.mailbox.bell, value.to_bytes(8, "little"))
 
+    def awaits(self, at: int) -> Iterator[None]:
+        """Yield until a word has the number of the last push, or a moment has passed."""
+        until = time.monotonic() + _SOON
+        while self.word(at) >> 2 != self.number and time.monotonic() < until:
+            yield
+
     def settle(self) -> None:
         """Wait for the answer, if there is one soon; give it back, mostly."""
-        until = time.monotonic() + _SOON
-        while self.word(ANSWERED_AT) >> 2 != self.number and time.monotonic() < until:
+        for _ in self.awaits(ANSWERED_AT):
             os.sched_yield()
+        found = self.word(ANSWERED_AT)
+        self._poster.answered += found >> 2 == self.number and found & 3 in (_HERE, _LENT)
         if self.rng.random() < 0.9:
             self.write(RETURNED_AT, self.number)
 
@@ -246,26 +264,33 @@ class _Visit:
         self.settle()
 
     def change_while_it_is_read(self) -> None:
-        """Write over a push, and over words, that the server may be reading."""
+        """Write over a push, and over words, while the server reads them, and a little longer."""
         rng = self.rng
         self.place(self.next().right)
         self.post()
         values = self.mailbox.data[PAYLOAD_AT : PAYLOAD_AT + self._target.nbytes].view(np.float32)
-        for _ in range(rng.randrange(1, 60)):
+        for _ in chain(self.awaits(ANSWERED_AT), range(rng.randrange(5))):
             at = rng.randrange(len(values))
             values[at : at + rng.randrange(1, 2000)] = rng.choice(_FINITE)
-            if rng.random() < 0.02:  # which ends the connection, mostly
+            if rng.random() < 0.005:  # which ends the connection, mostly
                 self.put(PUSH_AT + rng.randrange(600), rng.randbytes(rng.randrange(1, 9)))
             if rng.random() < 0.1:
                 self.put(ANSWER_AT + rng.randrange(600), rng.randbytes(rng.randrange(1, 9)))
         self.settle()
 
     def take_back(self) -> None:
-        """Post a push, and take it back at once, whether or not it was taken."""
+        """Post a push and take it back, again and again, perhaps when the server has taken it."""
+        rng = self.rng
         self.place(self.next().right)
         self.post()
-        self.write(POSTED_AT, self.number << 2 | _WITHDRAWN)
-        if self.rng.random() < 0.5:
+        if rng.random() < 0.5:
+            until = time.monotonic() + _SOON
+            while self.word(POSTED_AT) & 3 == _POSTED and time.monotonic() < until:
+                os.sched_yield()
+        for _ in range(rng.choice((1, 1, 500))):
+            self.write(POSTED_AT, self.number << 2 | _WITHDRAWN)
+            self.write(POSTED_AT, self.number << 2 | rng.choice((_POSTED, _WITHDRAWN)))
+        if rng.random() < 0.5:
             self.number -= 1
 
     def write_words(self) -> None:
@@ -293,8 +318,7 @@ class _Visit:
         for _ in range(6):
             self.place(self.next().right)
             self.post()
-            until = time.monotonic() + _SOON
-            while self.word(ANSWERED_AT) >> 2 != self.number and time.monotonic() < until:
+            for _ in self.awaits(ANSWERED_AT):
                 os.sched_yield()
             self.listen()
 
@@ -307,6 +331,20 @@ class _Visit:
         self._send(data[:cut])
         self.post()
         self._send(data[cut:])
+        self.settle()
+
+    def push_in_another_form(self) -> None:
+        """Push on the socket in another form, or fetch, and post in the form that was learnt."""
+        rng, mine = self.rng, self._form
+        if rng.random() < 0.3:
+            self._id += 1
+            self._say(Fetch(self._id, -1))
+        for _ in range(rng.randrange(1, 4)):
+            self._form = rng.choice(self._poster._forms)
+            self._send(self.next().right)
+        self._form = mine
+        self.place(self.next().right)
+        self.post()
         self.settle()
 
     def use_a_number_again(self) -> None:
@@ -330,43 +368,66 @@ class _Visit:
         punch(self._memory, len(self.mailbox.data) // 2)
         with contextlib.suppress(OSError):
             os.ftruncate(self._memory, 4096)
-        self.number = 0
         self.replace()
 
     def replace(self) -> None:
-        """Announce another mailbox."""
-        os.close(self._memory)
+        """Announce another mailbox, mostly with a bell of its own."""
+        before, memory = self.mailbox, self._memory
         self.mailbox, self._memory = Mailbox.make(self._target.nbytes)
+        os.close(memory)
         self.number = 0
-        self._announce(self.mailbox, self._memory)
+        bell = (before if self.rng.random() < 0.2 else self.mailbox).bell
+        self._announce(self.mailbox, self._memory, bell)
         self._say(Ping(1))
-        self._wait_until_open()
+        until = time.monotonic() + _SOON
+        while self.word(OPEN_AT) != 1 and time.monotonic() < until:
+            self.listen()
+            time.sleep(0.0005)
+
+    def announce_without_a_bell(self) -> None:
+        """Announce sound memory, and as its bell another descriptor."""
+        wrong = self.rng.choice(_BELLS)()
+        mailbox, memory = Mailbox.make(self._target.nbytes)
+        try:
+            self._announce(mailbox, memory, bell=wrong)
+            self._say(Ping(3))
+            self.listen()
+        finally:
+            os.close(wrong)
+            os.close(memory)
+        self.replace()
 
     def announce_what_is_none(self) -> None:
         """Announce as a mailbox what is none, or one of another size; then one."""
         rng = self.rng
         nbytes = rng.choice((0, 1, 4096, self._target.nbytes + 4096, self._target.nbytes))
-        wrong = KINDS[rng.choice([*KINDS])](size_of(nbytes))
+        wrong = [KINDS[rng.choice([*KINDS])](size_of(nbytes)) for _ in range(rng.choice((1, 1, 3)))]
         try:
-            ours = os.pipe() if rng.random() < 0.3 else ()
-            sent = [wrong, *ours][: rng.randrange(1, 4)]
             with contextlib.suppress(OSError):
                 if rng.random() < 0.8:
-                    socket.send_fds(self._side._sock, [b"\0"], [*sent, self.mailbox.bell])
-            self._say(Share(0, 0, rng.choice((size_of(nbytes), rng.choice(NUMBERS) % (1 << 63)))))
-            for fd in ours:
-                os.close(fd)
+                    socket.send_fds(self._side._sock, [b"\0"], [*wrong, self.mailbox.bell])
+            self._say(Share(0, 0, rng.choice((size_of(nbytes), rng.choice(NUMBERS) % (1 << 53)))))
         finally:
-            os.close(wrong)
+            for fd in wrong:
+                os.close(fd)
         self._say(Ping(2))
         self.listen()
         self.replace()
 
-    def _wait_until_open(self) -> None:
-        until = time.monotonic() + _SOON
-        while self.word(OPEN_AT) != 1 and time.monotonic() < until:
-            self.listen()
-            time.sleep(0.0005)
+
+def _semaphore() -> int:
+    return os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+
+
+def _poller() -> int:
+    with select.epoll() as poller:
+        return os.dup(poller.fileno())
+
+
+_BELLS: tuple[Callable[[], int], ...] = (
+    *(_semaphore, _poller, lambda: memory(4096), lambda: KINDS["a pipe"](0)),
+    *(lambda: KINDS["a socket"](0), lambda: KINDS["a device"](0), lambda: os.eventfd(0)),
+)
 
 
 _HARM: Mapping[str, Callable[[_Visit], None]] = {
@@ -375,6 +436,7 @@ _HARM: Mapping[str, Callable[[_Visit], None]] = {
     "push that changes": _Visit.change_while_it_is_read,
     "push taken back": _Visit.take_back,
     "push beside one on the socket": _Visit.push_both_ways,
+    "push of another form": _Visit.push_in_another_form,
     "number used again": _Visit.use_a_number_again,
     "words": _Visit.write_words,
     "answers given back": _Visit.give_back,
@@ -382,6 +444,7 @@ _HARM: Mapping[str, Callable[[_Visit], None]] = {
     "bell": _Visit.ring_in_vain,
     "holes": _Visit.make_holes,
     "other mailbox": _Visit.replace,
+    "no bell": _Visit.announce_without_a_bell,
     "no mailbox": _Visit.announce_what_is_none,
 }
 
@@ -389,14 +452,26 @@ KINDS_OF_HARM = tuple(_HARM)
 """By which `HostilePoster.said` counts."""
 
 
-def post_on(pipe: Connection) -> None:
-    """Do what the pipe says: harm, as a process of its own; tell what was done.
+class Deeds(NamedTuple):
+    """The deeds of a `HostilePoster` so far: its attributes."""
 
-    An order is a seed, a server, its model, a number of connections, and the most exchanges of one.
+    said: Counter[str]
+    connections: int
+    opened: int
+    answered: int
+    sent: int
+
+
+def post_on(pipe: Connection) -> None:
+    """Do what the pipe says: harm, as a process of its own; tell of it after each connection.
+
+    An order is a seed, a server, its model, the seconds for a mailbox to be opened, a number of
+    connections, and the most exchanges of one.
     """
-    seed, url, target, connections, most = pipe.recv()
-    poster = HostilePoster(Random(seed), url, target)
+    seed, url, target, opens, connections, most = pipe.recv()
+    poster = HostilePoster(Random(seed), url, target, opens)
     for _ in range(connections):
         poster.connect_once(most)
-    pipe.send((poster.said, poster.opened, poster.sent))
+        counts = poster.connections, poster.opened, poster.answered, poster.sent
+        pipe.send(Deeds(Counter(poster.said), *counts))
     pipe.recv()  # until it is ended

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from aiops.client import variables
 from aiops.client.params import Leased
 from aiops.client.sync.compiled_exchange import takes_mailboxes
 from aiops.client.sync.worker import Worker
@@ -29,8 +32,10 @@ from aiops.errors import AiopsError, UsageError
 from aiops.lab.processes import PipedProcess
 from aiops.lab.torture.attack_trial import AttackResult, told
 from aiops.lab.torture.attacked import AttackPlan, target_of
-from aiops.lab.torture.hostile_poster import post_on
-from aiops.lab.torture.said import errors_noted
+from aiops.lab.torture.hostile_poster import Deeds, post_on
+from aiops.lab.torture.said import errors_noted, unraisable_noted
+from aiops.net import unix_socket
+from aiops.net.mailboxes import ROOM
 from aiops.serving.embedded import serve
 from aiops.serving.server import Server
 
@@ -39,11 +44,12 @@ MODELS = {"copied": 1024, "lent": 40_000}
 
 _POLICIES = ("asgd", "sasgd", "fasgd", "schedule-free")
 _MOST = 300  # exchanges of a hostile connection
-_CONNECTIONS = 20  # of each hostile process
+_CONNECTIONS = 8  # of each hostile process
 _PATIENCE = 60.0  # seconds for an answer
 _COMPILES = 120.0  # seconds until kernels are compiled, without which no mailbox is opened
+_OPENS = 10.0  # seconds until a hostile process has a mailbox
 _SETTLES = 20.0  # seconds until what hostile processes had is given back
-_MEMORY = "descriptors of /memfd"
+_LIMIT = 600.0  # seconds for a trial
 _HOLDS = 0.002  # seconds that the honest worker looks at what it has been lent
 
 
@@ -65,8 +71,13 @@ def draw_mailboxes(seed: int, names: Sequence[str] = tuple(MODELS)) -> AttackPla
 
 def need_mailboxes() -> None:
     """Raise `UsageError` where there are no mailboxes."""
-    if not takes_mailboxes():
-        raise UsageError("there are no mailboxes here: they take Linux, and compiled code")
+    if not (takes_mailboxes() and unix_socket.wanted()):
+        raise UsageError(
+            "there are no mailboxes here: they take Linux, compiled code, and shared memory, which"
+            " AIOPS_NO_SHM forbids"
+        )
+    if variables.TOKEN in os.environ:
+        raise UsageError(f"{variables.TOKEN} is set, and hostile processes here know no token")
 
 
 class MailboxTrial:
@@ -84,15 +95,22 @@ class MailboxTrial:
         self._target = target_of(False, model=(("w", "float32", (self._count,)),))
 
     def run(self) -> AttackResult:
-        """Carry it out."""
+        """Carry it out. What hangs for ten minutes ends this process, and tells where."""
         began, wrong = time.monotonic(), self.result.wrong
-        with errors_noted(wrong), tempfile.TemporaryDirectory(prefix="torture-") as folder:
-            try:
+        faulthandler.dump_traceback_later(_LIMIT, exit=True, file=sys.__stderr__ or 2)
+        try:
+            with (
+                errors_noted(wrong),
+                unraisable_noted(wrong),
+                tempfile.TemporaryDirectory(prefix="torture-") as folder,
+            ):
                 asyncio.run(self._serve(Path(folder) / "state"))
-            except AiopsError as error:
-                wrong.append(f"{type(error).__name__}: {error}")
-            except Exception as error:
-                wrong.append(f"the trial ended: {told(error)}")
+        except AiopsError as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+        except Exception as error:
+            wrong.append(f"the trial ended: {told(error)}")
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         self.result.seconds = time.monotonic() - began
         return self.result
 
@@ -103,7 +121,7 @@ class MailboxTrial:
         if plan.policy in ("asgd", "sasgd"):  # so that no gradient takes the model near to a limit
             settings["set"] = {"lr": 1e-20}
         if plan.state:
-            settings |= {"state": str(state), "acks": "written"}
+            settings |= {"state": str(state), "acks": ("written", "durable")[plan.seed // 2 % 2]}
         async with serve(port=0, **settings) as server:
             await asyncio.to_thread(self._attack, server, asyncio.get_running_loop())
 
@@ -121,23 +139,23 @@ class MailboxTrial:
                 lambda: honest.step() and of(_served) > 0, "no mailbox was opened", _COMPILES
             )
         self._wait(lambda: of(_peers) == 0, "the honest worker is still there")
-        before = _resources()
+        before = _resources() - of(_of_versions)
         with self._honest(server.url) as honest:
             self._have_hostile_peers(server.url, honest)
-            self.result.compiled = of(_served)
             self._wait(lambda: of(_peers) == 1, "hostile connections are left")
             self._wait(lambda: of(_buffers) == 0, "receive buffers are out")
             self._wait(lambda: honest.step() and of(_alive) <= 2, "versions are alive")
+            served = of(_served)
+            self._wait(
+                lambda: honest.step() and of(_served) > served + 3,
+                "the honest worker is not answered in its mailbox",
+            )
         self._wait(lambda: of(_peers) == 0, "the honest worker is still there")
-
-        def left() -> Counter[str]:
-            """Return what is there that was not, but for the memory of spare versions."""
-            spare = Counter({_MEMORY: 2 * of(_spare), "mappings": of(_spare)})
-            return _resources() - before - spare
-
-        self._wait(lambda: not left(), "hostile processes leave something")
-        if left():
-            self.result.wrong.append(f"that is {dict(left())}")
+        self._wait(lambda: of(_room) == ROOM, "room for mailboxes is taken")
+        self._wait(
+            lambda: not (_resources() - of(_of_versions) - before),
+            "hostile processes leave something",
+        )
 
     @contextlib.contextmanager
     def _honest(self, url: str) -> Iterator[_Honest]:
@@ -152,23 +170,34 @@ class MailboxTrial:
     def _have_hostile_peers(self, url: str, honest: _Honest) -> None:
         """Have hostile processes come and go, and the honest worker train meanwhile."""
         plan, result = self.plan, self.result
-        with contextlib.ExitStack() as stack:
-            peers = list[PipedProcess]()
-            for number in range(plan.together):
-                peers.append(stack.enter_context(PipedProcess("a hostile process", post_on)))
-                seed = f"poster {number} of {plan.seed}"
-                peers[-1].send((seed, url, self._target, plan.peers // plan.together, _MOST))
-            until = time.monotonic() + 10 * _PATIENCE
-            while not all(peer.pipe.poll() for peer in peers) and not result.wrong:
-                honest.step()
-                if time.monotonic() > until:
-                    result.wrong.append("hostile processes do not end")
-            for peer in peers if not result.wrong else ():
-                said, opened, sent = peer.receive()
-                result.answers += said
-                result.frames += said.total()
-                result.sessions += opened
-                result.sent += sent
+        each = plan.peers // plan.together
+        deeds = dict[PipedProcess, Deeds]()
+        try:
+            with contextlib.ExitStack() as stack:
+                for number in range(plan.together):
+                    peer = stack.enter_context(PipedProcess("a hostile process", post_on))
+                    peer.send((f"{number} of {plan.seed}", url, self._target, _OPENS, each, _MOST))
+                    deeds[peer] = Deeds(Counter(), 0, 0, 0, 0)
+                until = time.monotonic() + _LIMIT / 2
+                while any(done.connections < each for done in deeds.values()):
+                    honest.step()
+                    for peer in deeds:
+                        if peer.pipe.poll():
+                            deeds[peer] = peer.receive()
+                    if time.monotonic() > until:
+                        result.wrong.append("hostile processes do not end")
+                    if result.wrong:
+                        break
+        finally:
+            for done in deeds.values():
+                result.answers += done.said
+                result.frames += done.said.total()
+                result.sessions += done.connections
+                result.compiled += done.answered
+                result.sent += done.sent
+        opened = sum(done.opened for done in deeds.values())
+        if opened < plan.peers / 2 and not result.wrong:
+            result.wrong.append(f"{opened} of {plan.peers} hostile connections had a mailbox")
 
     def _wait(
         self, holds: Callable[[], bool], otherwise: str, seconds: float | None = None
@@ -239,9 +268,15 @@ def _alive(server: Server) -> int:
     return 0 if store is None else store.alive
 
 
-def _spare(server: Server) -> int:
+def _room(server: Server) -> int:
+    return server.connections.mailboxes.room
+
+
+def _of_versions(server: Server) -> Counter[str]:
+    """Return what the memory of versions has: a mapping each, and two descriptors."""
     store = server.engine.store
-    return 0 if store is None else store.spare
+    count = 0 if store is None else store.alive + store.spare
+    return Counter({"mappings": count, "descriptors of /memfd": 2 * count})
 
 
 def _resources() -> Counter[str]:

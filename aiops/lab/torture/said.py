@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -60,6 +62,21 @@ def errors_noted(wrong: list[str], *, exceptions_alone: bool = False) -> Iterato
     finally:
         root.removeHandler(handler)
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def unraisable_noted(wrong: list[str]) -> Iterator[None]:
+    """Note exceptions that nobody could hear: of compiled code, finalizers and threads."""
+    before = sys.unraisablehook, threading.excepthook
+
+    def note(unraisable: sys.UnraisableHookArgs | threading.ExceptHookArgs) -> None:
+        wrong.append(f"unheard: {unraisable.exc_type.__name__}: {unraisable.exc_value}")
+
+    sys.unraisablehook = threading.excepthook = note
+    try:
+        yield
+    finally:
+        sys.unraisablehook, threading.excepthook = before
 
 
 class _Noting(logging.Handler):

@@ -124,7 +124,7 @@ KINDS: Mapping[str, SeedKind[Any]] = {
     ),
     "mailboxes": SeedKind(
         *(tuple(MODELS), draw_mailboxes, lambda plan: MailboxTrial(plan).run()),
-        *(lambda result: result.frames, 1, _of_attacks),
+        *(lambda result: max(1, result.frames), 1, _of_attacks),
         needs=need_mailboxes,
     ),
 }

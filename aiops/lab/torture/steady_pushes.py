@@ -55,9 +55,8 @@ class PushForm(NamedTuple):
         ``raw``: none of its payloads is coded.
         """
         parts = _raw_parts(target) if raw else _parts(rng, target)
-        coded = (
-            not raw and rng.random() < 0.5
-        )  # a server without a delta replica sends raw parameters
+        # A server without a delta replica sends raw parameters, whatever is asked for.
+        coded = not raw and rng.random() < 0.5
         header = encode(Push(0, 0, True, 0, tuple(parts), coded=coded))
         lot = rng.randrange(4)
         if lot:  # another client's: any order of keys, and integers of one width
