@@ -152,6 +152,8 @@ class _Visit:
         until = time.monotonic() + self._poster.opens
         while self.word(OPEN_AT) != 1:
             self._send(self.next().right)
+            if not self._sock.recv(1 << 20):
+                raise HungUp
             time.sleep(0.001)
             self.listen()
             if time.monotonic() > until:
@@ -243,7 +245,9 @@ class _Visit:
             os.sched_yield()
         found = self.word(ANSWERED_AT)
         self._poster.answered += found >> 2 == self.number and found & 3 in (_HERE, _LENT)
-        if self.rng.random() < 0.9:
+        if found >> 2 != self.number and self.rng.random() < 0.5:
+            self.replace()  # numbers are of another mailbox from here on
+        elif self.rng.random() < 0.9:
             self.write(RETURNED_AT, self.number)
 
     # ------------------------------------------------------------ harm
@@ -290,7 +294,9 @@ class _Visit:
         for _ in range(rng.choice((1, 1, 500))):
             self.write(POSTED_AT, self.number << 2 | _WITHDRAWN)
             self.write(POSTED_AT, self.number << 2 | rng.choice((_POSTED, _WITHDRAWN)))
-        if rng.random() < 0.5:
+        for _ in self.awaits(ANSWERED_AT):
+            os.sched_yield()
+        if self.word(ANSWERED_AT) >> 2 != self.number:
             self.number -= 1
 
     def write_words(self) -> None:
