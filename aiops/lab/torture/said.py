@@ -66,7 +66,7 @@ def errors_noted(wrong: list[str], *, exceptions_alone: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def unraisable_noted(wrong: list[str]) -> Iterator[None]:
-    """Note exceptions that nobody could hear: of compiled code, finalizers and threads."""
+    """Note exceptions that no caller could hear: of compiled code, finalizers and threads."""
     before = sys.unraisablehook, threading.excepthook
 
     def note(unraisable: sys.UnraisableHookArgs | threading.ExceptHookArgs) -> None:
