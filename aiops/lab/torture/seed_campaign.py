@@ -97,6 +97,15 @@ def _of_lines(results: list[AttackResult]) -> dict[str, Any]:
     return {**_of_attacks(results), "frames": sum(result.frames for result in results)}
 
 
+def _of_mailboxes(results: list[AttackResult]) -> dict[str, Any]:
+    return {
+        "sessions": sum(result.sessions for result in results),
+        "bytes": sum(result.sent for result in results),
+        "compiled": sum(result.compiled for result in results),
+        "acts": _total(result.acts for result in results),
+    }
+
+
 def _total(counts: Iterable[Counter[str]]) -> dict[str, int]:
     return dict(sorted(sum(counts, Counter[str]()).items()))
 
@@ -124,13 +133,18 @@ KINDS: Mapping[str, SeedKind[Any]] = {
     ),
     "mailboxes": SeedKind(
         *(tuple(MODELS), draw_mailboxes, lambda plan: MailboxTrial(plan).run()),
-        *(lambda result: max(1, result.frames), 1, _of_attacks),
+        *(lambda result: max(1, result.acts.total()), 1, _of_mailboxes),
         needs=need_mailboxes,
     ),
 }
 """By what they torture; the name of the command."""
 
 _COUNTED = {"sessions": "frames", "mailboxes": "acts"}
+
+
+def unit_of(what: str) -> str:
+    """Return the word for what a campaign counts."""
+    return _COUNTED.get(what, what)
 
 
 @dataclass(slots=True)
@@ -174,7 +188,7 @@ class SeedCampaign(TrialSeries[SeedResult, PipedProcess | None]):
     @property
     def unit(self) -> str:
         """The word for what is counted."""
-        return _COUNTED.get(self.what, self.what)
+        return unit_of(self.what)
 
     @property
     def variants(self) -> tuple[str, ...]:

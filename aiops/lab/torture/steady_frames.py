@@ -14,10 +14,9 @@ from aiops.lab.torture.attack_trial import AttackResult
 from aiops.lab.torture.attacked import Door
 from aiops.lab.torture.changed_frames import ChangedFrames
 from aiops.lab.torture.fed_connection import FedConnection
-from aiops.lab.torture.frame_templates import FrameTemplate
+from aiops.lab.torture.frame_templates import FrameTemplate, message_frame
 from aiops.lab.torture.steady_pushes import PushForm, changed_push
 from aiops.wire.decoding import decode
-from aiops.wire.encoding import encode
 from aiops.wire.messages import PROTOCOL, Ack, Hello, Push
 from aiops.wire.template import PREFIX
 
@@ -127,8 +126,8 @@ class SteadyFrames(ChangedFrames):
         client = rng.choice(list(self._epochs))
         self._epochs[client] = epoch = self._epochs[client] + 1
         nonce = rng.randbytes(16)
-        hello = encode(Hello(0, PROTOCOL, client, epoch, "w", "worker", False, nonce, "steady"))
-        connection.feed(b"\xce" + len(hello).to_bytes(4, "big") + hello)
+        hello = Hello(0, PROTOCOL, client, epoch, "w", "worker", False, nonce, "steady")
+        connection.feed(message_frame(hello))
         return SteadyWorker(connection, rng.choice(self._forms), client)
 
     def _leave(self, worker: SteadyWorker) -> None:

@@ -49,7 +49,7 @@ class TrialFindings(Protocol):
 
 _OFTEN = 60.0  # seconds between two reports
 _KINDS = "kills", "tried"
-_COUNTS = "ended_at", "answers", "faults", "outcomes"
+_COUNTS = "ended_at", "answers", "acts", "faults", "outcomes"
 """The keys of a report with what is counted, and with counts by a name, beside those ``_by_``."""
 
 F = TypeVar("F", bound=TrialFindings)

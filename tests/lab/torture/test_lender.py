@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from aiops.client import Worker
-from aiops.lab.torture.hostile_lender import KINDS, HostileLender
+from aiops.lab.torture.hostile_lender import HostileLender
+from aiops.lab.torture.hostile_neighbour import KINDS
 from aiops.lab.torture.said import errors_noted
 from aiops.model.shared_memory import available
 from aiops.serving.server import Server
@@ -61,7 +62,7 @@ def test_a_server_serves_on(seed: int, filter: str) -> None:
         gc.collect()
         before = descriptors(), held()
         for _ in range(40):
-            lender.connect_once()
+            lender.connect_once(12)
             assert worker.step(ONES).used
         eventually(lambda: of(server, peers) == 1, "hostile connections are gone")
         eventually(lambda: of(server, buffers) == 0, "their buffers are back")
@@ -74,5 +75,5 @@ def test_a_server_serves_on(seed: int, filter: str) -> None:
         if filter != "off":  # without filters workers are trusted not to do so
             assert np.isfinite(worker.params["w"]).all()
     assert wrong == []
-    assert set(KINDS) <= set(lender.said)
-    assert min(lender.said["share"], lender.said["push"]) > 5
+    assert set(KINDS) <= set(lender.acts)
+    assert min(lender.acts["share"], lender.acts["push"]) > 5

@@ -14,7 +14,7 @@ from aiops.client.sync.compiled_exchange import takes_mailboxes
 from aiops.compiled.loading import COMPILED
 from aiops.errors import UsageError
 from aiops.lab.processes import PipedProcess
-from aiops.lab.torture import hostile_lender, hostile_poster, mailbox_trial, seed_campaign
+from aiops.lab.torture import hostile_neighbour, hostile_poster, mailbox_trial, seed_campaign
 from aiops.lab.torture.attack_trial import AttackResult
 from aiops.lab.torture.hostile_poster import KINDS_OF_HARM, post_on
 from aiops.lab.torture.mailbox_trial import MODELS, MailboxTrial, draw_mailboxes
@@ -34,13 +34,11 @@ pytestmark = pytest.mark.skipif(not takes_mailboxes(), reason="there are no mail
 @pytest.fixture(autouse=True)
 def children_begun() -> None:
     """Have the tests' processes of Python forked before descriptors are counted."""
-    with PipedProcess("nobody", post_on):
+    with PipedProcess("a child", post_on):
         pass
 
 
-def carried_out(
-    seed: int, variant: str, *, peers: int = PEERS, state: bool = False
-) -> AttackResult:
+def carried_out(seed: int, variant: str, *, state: bool = False) -> AttackResult:
     """Return the result of a trial with one hostile process."""
     plan = replace(draw_mailboxes(seed, (variant,)), peers=PEERS, together=1, state=state)
     return MailboxTrial(plan).run()
@@ -52,8 +50,8 @@ def test_a_server_serves_on(variant: str, seed: int) -> None:
     result = carried_out(seed, variant, state=seed % 2 == 1)
     assert result.wrong == []
     assert result.sessions == PEERS
-    assert set(result.answers) == set(KINDS_OF_HARM)
-    assert result.compiled > result.frames // 4
+    assert set(result.acts) == set(KINDS_OF_HARM)
+    assert result.compiled > result.acts.total() // 4
 
 
 def leaves_leases(patch: pytest.MonkeyPatch) -> None:
@@ -132,7 +130,7 @@ def test_other_kinds_need_no_linux(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("F_ADD_SEALS", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL"):
         monkeypatch.delattr(fcntl, name)
-    for module in (hostile_lender, hostile_poster, mailbox_trial, seed_campaign):
+    for module in (hostile_neighbour, hostile_poster, mailbox_trial, seed_campaign):
         spec = importlib.util.find_spec(module.__name__)
         assert spec is not None
         assert spec.loader is not None
