@@ -24,7 +24,7 @@ from aiops.common.closing import Closing
 from aiops.errors import ConnectionLost
 from aiops.lab.slow_link import SlowLink
 from aiops.model.layout import Array
-from benchmarks.footprint import busy_seconds
+from benchmarks.processor_time import processor_time
 
 TABLE = "rows"
 PATIENCE = 600.0
@@ -73,7 +73,8 @@ class Governor:
         self._late = 0.0  # seconds that were left unused, and are not made up for
 
     def _spent(self) -> float:
-        return time.process_time() + busy_seconds(*self._pids)
+        used = map(processor_time, self._pids)  # None: it has ended, which its clients report
+        return time.process_time() + sum(each.total for each in used if each is not None)
 
     @property
     def used(self) -> float:

@@ -19,6 +19,7 @@ figures are medians over the rounds.
 
 Measure on an idle machine. On a busy one the kernel may put a server and its worker on the same
 core, which makes small exchanges several times quicker and large ones slower, for all peers.
+There the processor time of a cycle says more: that of all processes that serve, and a worker's.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ _COLUMNS = (
     *("size", "workers", "peer", "reads"),
     *("cycles/s", "GB/s", "GB/s min-max"),
     *report.POINTS,
+    *("server's CPU µs", "worker's"),
 )
 
 
@@ -188,7 +190,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def _row(figures: Mapping[str, Any], ratios: Sequence[str]) -> list[str]:
     if "gb_per_second" not in figures:
-        return ["failed", *["-"] * (3 + len(report.PERCENTILES) + len(ratios))]
+        return ["failed", *["-"] * (5 + len(report.PERCENTILES) + len(ratios))]
     gb = figures["gb_per_second"]
     return [
         figures["reads"],
@@ -196,8 +198,17 @@ def _row(figures: Mapping[str, Any], ratios: Sequence[str]) -> list[str]:
         f"{gb['median']:.2f}",
         f"{gb['min']:.2f}-{gb['max']:.2f}",
         *report.points(figures),
+        *(_processor(figures, side) for side in ("server", "worker")),
         *(report.times(figures, key) for key in ratios),
     ]
+
+
+def _processor(figures: Mapping[str, Any], side: str) -> str:
+    """Write the processor time of a cycle, in the program and in the kernel."""
+    if f"{side}_cpu_us" not in figures:
+        return "-"
+    total, kernel = (figures[f"{side}_{what}_us"]["median"] for what in ("cpu", "kernel"))
+    return f"{total - kernel:,.0f} + {kernel:,.0f}"
 
 
 def failures(result: Mapping[str, Any]) -> list[str]:
@@ -222,23 +233,32 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
                 yield Cell.of(where, "cycles/s", figures[ratio.key], beside=ratio.name)
             if not ratios:
                 yield Cell.of(where, "cycles/s", figures["cycles_per_second"])
+            for key, what in (("server_cpu_us", "server's CPU µs"), ("worker_cpu_us", "worker's")):
+                if key in figures:
+                    yield Cell.of(where, what, figures[key], less=True)
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
-    """Draw throughput against size and against workers, and the latencies of small exchanges."""
+    """Draw throughput against size and workers, latencies of small exchanges, processor time."""
     found = {(cell["size"], cell["workers"]): cell["peers"] for cell in result["cells"]}
     sizes, workers = (list(dict.fromkeys(key[axis] for key in found)) for axis in (0, 1))
     names = list(dict.fromkeys(name for peers in found.values() for name in peers))
     written = [short_size(size) for size in sizes]
 
-    def panel(title: str, label: str, keys: Sequence[Any], ticks: Sequence[str], log: str) -> Panel:
+    def panel(
+        title: str,
+        label: str,
+        keys: Sequence[Any],
+        ticks: Sequence[str],
+        log: str,
+        figure: tuple[str, str] = ("gb_per_second", "GB/s, both ways"),
+    ) -> Panel:
         cells = [found[key] for key in keys]
         lines = [
-            plots.rounds(name, [cell.get(name, {}) for cell in cells], "gb_per_second")
-            for name in names
+            plots.rounds(name, [cell.get(name, {}) for cell in cells], figure[0]) for name in names
         ]
         bottom = None if log else 0.0
-        return Panel(title, label, "GB/s, both ways", lines, log, bottom, ticks=ticks)
+        return Panel(title, label, figure[1], lines, log, bottom, ticks=ticks)
 
     panels = [
         panel(
@@ -266,7 +286,25 @@ def figure(result: Mapping[str, Any]) -> Figure:
         for (size, count), peers in found.items()
         if size == sizes[0]
     ]
+    if any("cpu_us" in one for one in _rounds(result)):
+        panels += [
+            panel(
+                f"processor time, {plots.crowd(count)}",
+                "gradient, bytes",
+                [(size, count) for size in sizes],
+                written,
+                "y",
+                ("cpu_us", "µs of a cycle, server and worker"),
+            )
+            for count in workers
+        ]
     return Figure("Exchange: push a gradient, SGD, new parameters", panels, min(len(panels), 3))
+
+
+def _rounds(result: Mapping[str, Any]) -> Iterator[Mapping[str, float]]:
+    for cell in result["cells"]:
+        for figures in cell["peers"].values():
+            yield from figures["rounds"]
 
 
 def _near(result: Mapping[str, Any]) -> bool:
@@ -274,7 +312,10 @@ def _near(result: Mapping[str, Any]) -> bool:
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
-    return ["reads: a worker's parameters were whole, of mixed versions, or torn inside a number"]
+    return [
+        "reads: a worker's parameters were whole, of mixed versions, or torn inside a number",
+        "CPU: of a cycle, in the programs + in the kernel; of all processes that serve",
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

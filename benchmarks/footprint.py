@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -78,27 +77,17 @@ def peak(pid: int) -> int:
     return next(_bytes(line) for line in status if line.startswith("VmHWM"))
 
 
-def family(pid: int) -> list[int]:
-    """Return a process and all that descend from it: a server and its shards."""
+def family(*pids: int) -> list[int]:
+    """Return processes and all that descend from them: a server and its shards."""
     parents = dict[int, int]()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
             fields = stat.read_text().rpartition(")")[2].split()
             parents[int(stat.parent.name)] = int(fields[1])
-    found = [pid]
+    found = [*pids]
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]
     return found
-
-
-def busy_seconds(*pids: int) -> float:
-    """Return the processor time that processes have used, those that are there."""
-    ticks = 0
-    for pid in pids:
-        with suppress(OSError):  # it has ended: its clients report that
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _bytes(line: str) -> int:

@@ -19,7 +19,6 @@ room for as many cycles as that time goes into it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from aiops.lab.processes import PipedProcess
 from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.compare import Cell
+from benchmarks.processor_time import ProcessorMeter
 from benchmarks.serving import serving
 from benchmarks.table_worker import NAME, work
 
@@ -148,11 +148,12 @@ def _round(
     pipes: Sequence[Connection], servers: Sequence[int], way: str, seconds: float, batch: int
 ) -> dict[str, float]:
     """Let all workers go at once for so long; return what they did together."""
-    spent = sum(map(_cpu_seconds, servers))
+    meter = ProcessorMeter()
+    meter.read(servers)
     for pipe in pipes:
         pipe.send((way, seconds))
     answers = [pipe.recv() for pipe in pipes]
-    spent = sum(map(_cpu_seconds, servers)) - spent
+    spent = meter.read(servers)
     elapsed = max(answer[2] for answer in answers) - min(answer[1] for answer in answers)
     cycles = sum(count for count, *_rest in answers)
     times = np.concatenate([np.asarray(answer[3]) for answer in answers]) * 1e6
@@ -161,18 +162,9 @@ def _round(
         "rows_per_second": cycles * batch / elapsed,
         "p50_us": float(np.percentile(times, 50)),
         "p99_us": float(np.percentile(times, 99)),
-        "server_cpu_us": spent / cycles * 1e6,
+        "server_cpu_us": float("nan") if spent is None else spent.total / cycles * 1e6,
         "worker_cpu_us": sum(answer[4] for answer in answers) / cycles * 1e6,
     }
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process has used, NaN where that is not told."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return float("nan")
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _check(url: str, pipes: Sequence[Connection], options: Options) -> dict[str, Any]:

@@ -20,10 +20,14 @@ from typing import Any
 
 from aiops.lab.processes import PipedProcess, ProcessFailed
 from aiops.net.process_tree import having, send
+from benchmarks.footprint import family
 from benchmarks.peers.base import Job, Lap
 from benchmarks.peers.orders import obey
+from benchmarks.processor_time import ProcessorMeter, ProcessorTime
 
 _ROOT = Path(__file__).resolve().parents[2]
+
+_FOLDER = "TMPDIR"
 
 READS = ("whole", "mixed", "torn")
 """How parameters can read, from best to worst; see `benchmarks.peers.base.check_worker`."""
@@ -51,6 +55,7 @@ class Team:
         self._environment = dict(environment)
         self._children: list[PipedProcess] = []
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._server_meter, self._worker_meter = ProcessorMeter(), ProcessorMeter()
 
     def launch(self) -> None:
         """Start all processes, and the server in its own."""
@@ -58,7 +63,7 @@ class Team:
         self._scratch = tempfile.TemporaryDirectory(
             prefix="aiops-", dir=memory, ignore_cleanup_errors=True
         )
-        self._environment["TMPDIR"] = self._scratch.name
+        self._environment[_FOLDER] = self._scratch.name
         server = self._add("server", f"{self.name}'s server")
         for index in range(self.job.workers):
             self._add("worker", f"{self.name}'s worker {index}")
@@ -80,6 +85,17 @@ class Team:
         laps: list[Lap] = self._gather(workers)
         self.total += cycles * len(workers)
         return laps
+
+    def processor_time(self) -> tuple[ProcessorTime, ProcessorTime] | None:
+        """Return what the server, and all workers together, have used since the call before.
+
+        The server's is that of all processes of the team that are not its workers'. None where
+        the system does not tell.
+        """
+        workers = family(*(child.popen.pid for child in self._children[1:]))
+        served = self._server_meter.read({*having(self._mark)} - {*workers})
+        worked = self._worker_meter.read(workers)
+        return None if served is None or worked is None else (served, worked)
 
     def finish(self) -> str:
         """Check what the server and the workers hold, close, and return how the workers' read.
@@ -110,9 +126,14 @@ class Team:
         while self._children:
             self._children.pop().close()
         if self._scratch is not None:
-            for pid in having(f"TMPDIR={self._scratch.name}"):  # they left their sessions
+            for pid in having(self._mark):  # they left their sessions
                 send(pid, signal.SIGKILL)
             self._scratch.cleanup()
+
+    @property
+    def _mark(self) -> str:
+        """The variable of which all processes of the team, and no others, have this value."""
+        return f"{_FOLDER}={self._environment[_FOLDER]}"
 
     def _add(self, role: str, name: str) -> PipedProcess:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))

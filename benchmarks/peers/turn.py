@@ -20,6 +20,7 @@ from benchmarks import report
 from benchmarks.peers import base
 from benchmarks.peers.base import Job, Lap
 from benchmarks.peers.team import Team
+from benchmarks.processor_time import ProcessorTime
 
 _TRIALS = 24
 """Runs to find out how long a round is to be, at most."""
@@ -29,6 +30,13 @@ _CLOSE = 1.5
 
 _WARM = 0.8
 """A run that takes less of the time of the one before it, of as many cycles, was not the first."""
+
+PROCESSOR = (
+    *("server_cpu_us", "server_kernel_us", "worker_cpu_us", "worker_kernel_us"),
+    "cpu_us",
+)
+"""Microseconds of a processor for one cycle: the server's and a worker's, of each the part in the
+kernel, and both together."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,9 @@ class Turn:
     def measure(self) -> None:
         """Run one round, and keep its figures."""
         job = self._team.job
+        self._team.processor_time()  # from here on
         laps = self._team.run(self._cycles)
+        used = self._team.processor_time()
         seconds = wall(laps)
         rate = self._cycles * job.workers / seconds
         points = report.percentiles(np.concatenate([lap.seconds for lap in laps]))
@@ -110,6 +120,7 @@ class Turn:
                 "cycles_per_second": rate,
                 "gb_per_second": 2 * job.nbytes * rate / 1e9,
                 **points,
+                **({} if used is None else per_cycle(*used, self._cycles * job.workers)),
             }
         )
 
@@ -129,7 +140,7 @@ class Turn:
         if self.failed or not self.rounds:
             return said
         ratios = dict.fromkeys(key for one in self.rounds for key in one if key.startswith("x_"))
-        for key in ("cycles_per_second", "gb_per_second", *ratios):
+        for key in ("cycles_per_second", "gb_per_second", *PROCESSOR, *ratios):
             if values := [figures[key] for figures in self.rounds if key in figures]:
                 said[key] = report.spread(values)
         return said | report.percentiles(np.concatenate(self._latencies))
@@ -189,6 +200,13 @@ def beside(name: str) -> Callable[[Mapping[str, Turn]], None]:
                     one[f"x_{name}"] = one["cycles_per_second"] / other["cycles_per_second"]
 
     return compare
+
+
+def per_cycle(served: ProcessorTime, worked: ProcessorTime, cycles: int) -> dict[str, float]:
+    """Return the figures `PROCESSOR` of a round, of what a server and its workers have used."""
+    seconds = (served.total, served.kernel, worked.total, worked.kernel)
+    figures = (*seconds, served.total + worked.total)
+    return {key: each / cycles * 1e6 for key, each in zip(PROCESSOR, figures, strict=True)}
 
 
 def wall(laps: Sequence[Lap]) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -289,7 +290,8 @@ def test_a_tiny_run_makes_a_whole_report(tmp_path, capsys):
     line = "--peers raw,pyzmq --sizes 4KiB --workers 2 --rounds 2 --seconds 0.01 --json"
     exchange.main([*line.split(), str(file)])
     printed = capsys.readouterr().out
-    for word in ("4 KiB", "raw", "pyzmq", "cycles/s", "x raw", "x best", "p99.9 µs"):
+    words = ("4 KiB", "raw", "pyzmq", "cycles/s", "x raw", "x best", "p99.9 µs", "server's CPU µs")
+    for word in words:
         assert word in printed
     assert "x mpi" not in printed
     found = json.loads(file.read_text())
@@ -314,12 +316,39 @@ def check_figures(figures):
         assert one["cycles_per_second"] * one["seconds"] == pytest.approx(cycles)
         assert one["gb_per_second"] == pytest.approx(2 * 4096 * one["cycles_per_second"] / 1e9)
         assert 0 < one["p50_us"] <= one["p90_us"] <= one["p99_us"] <= one["p999_us"]
+        check_processor_time(one)
     assert not {"x_memcpy", "x_mpi", "x_ray"} & figures.keys()
     for key in ("cycles_per_second", "gb_per_second", "x_raw", "x_best"):
         values = sorted(one[key] for one in figures["rounds"])
         assert figures[key] == pytest.approx(
             {"median": sum(values) / 2, "min": values[0], "max": values[1]}
         )
+
+
+def check_processor_time(figures):
+    """Each side works in every cycle."""
+    if sys.platform != "linux":
+        return
+    for side in ("server", "worker"):
+        assert figures[f"{side}_cpu_us"] > 0
+        assert figures[f"{side}_kernel_us"] >= 0
+    both = figures["server_cpu_us"] + figures["worker_cpu_us"]
+    assert figures["cpu_us"] == pytest.approx(both)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
+def test_the_processor_time_of_a_server_is_that_of_all_that_serve():
+    team = Team(Job(LIAR, 64, 1, {"how": "burn", "whole": False}), 60.0, {})
+    try:
+        team.launch()
+        team.connect()
+        team.processor_time()
+        team.run(1)  # in which a process of the server's, in another session, works for 0.2 s
+        served, worked = team.processor_time()
+    finally:
+        team.kill()
+    assert 0.2 <= served.total < 1.0
+    assert worked.total < 0.1
 
 
 class Fake:
@@ -385,7 +414,7 @@ def test_a_table_is_printed_whole_on_a_narrow_console(capsys):
 @pytest.mark.slow
 def test_it_is_drawn_of_what_did_not_fail(tmp_path):
     pytest.importorskip("matplotlib")
-    rounds = [{"gb_per_second": value} for value in (1.0, 2.0, 4.0)]
+    rounds = [{"gb_per_second": value, "cpu_us": 8 * value} for value in (1.0, 2.0, 4.0)]
     points = {"p50_us": 1.0, "p90_us": 2.0, "p99_us": 3.0, "p999_us": 4.0}
     fine = {"failed": None, "rounds": rounds, **points}
     lost = {"failed": "it hung", "rounds": rounds[:1]}
@@ -396,11 +425,16 @@ def test_it_is_drawn_of_what_did_not_fail(tmp_path):
     ]
     figure = exchange.figure({"cells": cells})
     titles = ["1 worker", "2 workers", "4 KiB", "1 MiB", "4 KiB, 1 worker", "4 KiB, 2 workers"]
+    titles += ["processor time, 1 worker", "processor time, 2 workers"]
     assert [panel.title for panel in figure.panels] == titles
-    first, last = figure.panels[0], figure.panels[-1]
+    first, last, spent = (figure.panels[place] for place in (0, -3, -1))
+    assert [line.ys for line in spent.lines] == [[[8.0, 8.0], [16.0, 16.0], [32.0, 32.0]], []]
     assert [line.ys for line in first.lines] == [[[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]], []]
     assert first.ticks == ["4K", "1M"]
     assert [(line.label, line.ys) for line in last.lines] == [("raw", [[1.0, 2.0, 3.0, 4.0]])]
+    for each in rounds:
+        del each["cpu_us"]  # as in a report of another system
+    assert [panel.title for panel in exchange.figure({"cells": cells}).panels] == titles[:-2]
     (path,) = drawing.save(figure, tmp_path / "some.figure", (".png",))
     assert path == tmp_path / "some.figure.png"
     assert path.read_bytes().startswith(b"\x89PNG")
