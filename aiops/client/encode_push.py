@@ -38,10 +38,7 @@ def parts_of(
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
-    if not hasattr(arrays, "keys"):
-        raise UsageError(
-            f"gradients are arrays by name, as {{'w': array}}, not {type(arrays).__name__}"
-        )
+    check_by_name(arrays)
     level = versions if isinstance(versions, int) else level_of(versions)
     room = arrays if type(arrays) is not dict and isinstance(arrays, Params) else None
     if coding is None and room is not None and _fits(room.layout, layout):
@@ -65,6 +62,15 @@ def parts_of(
         if coding is not None:
             coding.take_back(encoded)
         raise
+
+
+def check_by_name(gradients: object) -> None:
+    """Raise `UsageError` unless gradients are arrays by name."""
+    if not hasattr(gradients, "keys"):
+        loss = " (a function returns them alone, without a loss)" * isinstance(gradients, tuple)
+        raise UsageError(
+            f"gradients are arrays by name, as {{'w': array}}, not {type(gradients).__name__}{loss}"
+        )
 
 
 def _each(layout: Layout, versions: Ints | int) -> Ints:

@@ -394,8 +394,7 @@ class WorkerFacade(SessionFacade):
     @property
     def lr(self) -> float:
         """The learning rate of a gradient, as the server announced it (1 where there is none)."""
-        inner = self.plan.get("inner", {})
-        return float(inner.get("lr", self.settings.get("lr", 1.0)))
+        return self._session.info.lr
 
     @property
     def version(self) -> int:

@@ -59,7 +59,16 @@ class Requests:
     def define(
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
     ) -> Request:
-        """Offer a model; the result is (whether it was taken, the version)."""
+        """Offer a model; the result is (whether it was taken, the version).
+
+        Raises
+        ------
+        UsageError
+            When the model is none, or the server does not suit it (`ServerInfo.suits`).
+        """
+        info = self._session.info
+        if info.suits is not None:
+            info.suits(info)
         sparse = Tables(tables or {}, arrays).described
         arrays = {
             name: little_endian(np.asarray(on_host(name, array), order="C"))

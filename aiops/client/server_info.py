@@ -6,7 +6,7 @@ the model adds to it. It survives connections. Requests read from it what to ask
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiops.bandwidth.byte_accounting import Ledger
@@ -52,6 +52,9 @@ class ServerInfo:
         The server's run, its generation, and what is left of earlier ones.
     policy, settings, plan
         The server's algorithm, its settings, and the workers' part of it.
+    suits
+        Called before a model is offered to the server, which may keep it for good; it raises
+        `UsageError` where the server does not suit. None: any does.
     waits
         What follows from the server's time-out of failures.
     layout
@@ -91,6 +94,7 @@ class ServerInfo:
         self.policy = ""
         self.settings: Mapping[str, Any] = {}
         self.plan: Mapping[str, Any] = {}
+        self.suits: Callable[[ServerInfo], object] | None = None
         self.waits = FailureWaits()
         self.layout: Layout | None = None
         self.defined = False
@@ -100,6 +104,11 @@ class ServerInfo:
         self.increments = False
         self.examples: list[tuple[int, int, int]] = []
         self.unsettled: Unsettled = Unsettled()
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of a gradient, as the server announced it (1 where there is none)."""
+        return float(self.plan.get("inner", {}).get("lr", self.settings.get("lr", 1.0)))
 
     @property
     def known_layout(self) -> Layout:

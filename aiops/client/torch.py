@@ -44,7 +44,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -61,6 +62,7 @@ from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params
 from aiops.client.remote import Remote
 from aiops.client.request_kinds import Receipt
+from aiops.client.server_info import ServerInfo
 from aiops.client.sync.worker import Worker
 from aiops.client.torch_arrays import finish_copies, lock_cuda_pages, to_array, to_tensor
 from aiops.client.torch_embedding import Embedding, embeddings_in
@@ -155,8 +157,14 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             self.param_groups[-1]["params"] = self._leaves
         arrays = {tensor.name: to_array(tensor.param.detach().cpu()) for tensor in self._trained}
         tables = {path: layer.table for path, layer in self.embeddings.items()} or None
-        worker = Worker(
-            url, arrays, tables=tables, overlap=overlap, token=token, name=name, timeout=timeout
+        worker = _SuitedWorker(
+            partial(_check_groups, self.param_groups, self._trained),
+            *(url, arrays),
+            tables=tables,
+            overlap=overlap,
+            token=token,
+            name=name,
+            timeout=timeout,
         )
         self._hold(worker)
         try:
@@ -172,17 +180,12 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     def _adopt(self) -> None:
         """Take over the server's learning rate and parameters."""
         self.defaults["lr"] = self.server_lr
-        values = ServerValues(self.worker.policy, self.worker.settings)
+        self._values = ServerValues(self.worker.policy, self.worker.settings)
         for number, group in enumerate(self.param_groups):
-            mine = [tensor for tensor in self._trained if tensor.group == number]
-            rates = [values.rate(tensor.name, self.server_lr) for tensor in mine]
-            if group["lr"] is None:
-                group["lr"] = usual = rates[0] if len(set(rates)) == 1 else self.server_lr
-                rates = [usual] * len(mine)
-            for tensor, rate in zip(mine, rates, strict=True):
+            lr, rates = _rates(number, group, self._trained, self._values, self.server_lr)
+            group["lr"] = lr
+            for tensor, rate in rates:
                 tensor.rate = rate
-                _factor(number, group, rate)
-        self._values = values
         self._check_decays()
         for tensor in self._trained:
             tensor.server = to_tensor(self.worker.params[tensor.name])
@@ -201,8 +204,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     def _check_decays(self) -> None:
         """Check the groups' weight decays, and note whether they are added to gradients here."""
         self._decays = [group.get("weight_decay") for group in self.param_groups]
-        wanted = {tensor.name: self._decays[tensor.group] for tensor in self._trained}
-        self._adds_decay = self._values.check_decays(wanted)
+        self._adds_decay = self._values.check_decays(_decays(self.param_groups, self._trained))
 
     # ------------------------------------------------------------ training
 
@@ -537,6 +539,66 @@ def _warn_of_a_group() -> None:
             " aiops.client.torch.standalone() before the framework is set up",
             there.get_world_size() - 1,
         )
+
+
+class _SuitedWorker(Worker):
+    """A worker whose model is offered to a server only if that suits.
+
+    Parameters
+    ----------
+    suits
+        As `ServerInfo.suits`.
+    given, named
+        As `Worker`'s.
+    """
+
+    def __init__(self, suits: Callable[[ServerInfo], object], *given: Any, **named: Any) -> None:
+        self._suits = suits
+        super().__init__(*given, **named)
+
+
+def _check_groups(
+    groups: Sequence[Mapping[str, Any]], trained: Sequence[TrainedTensor], info: ServerInfo
+) -> None:
+    """Raise `UsageError` unless a server trains groups as they say, or workers can see to it."""
+    values = ServerValues(info.policy, info.settings)
+    for number, group in enumerate(groups):
+        _rates(number, group, trained, values, info.lr)
+    values.check_decays(_decays(groups, trained))
+
+
+def _rates(
+    number: int,
+    group: Mapping[str, Any],
+    trained: Iterable[TrainedTensor],
+    values: ServerValues,
+    server_lr: float,
+) -> tuple[float, list[tuple[TrainedTensor, float]]]:
+    """Return a group's learning rate, and the server's for each of its tensors.
+
+    Where the group leaves it to the server, both are the server's.
+
+    Raises
+    ------
+    UsageError
+        When a push cannot bring the group's rate about.
+    """
+    mine = [tensor for tensor in trained if tensor.group == number]
+    rates = [values.rate(tensor.name, server_lr) for tensor in mine]
+    lr = group["lr"]
+    if lr is None:
+        lr = rates[0] if len(set(rates)) == 1 else server_lr
+        rates = [lr] * len(mine)
+    for rate in rates:
+        _factor(number, {"lr": lr}, rate)
+    return lr, list(zip(mine, rates, strict=True))
+
+
+def _decays(
+    groups: Sequence[Mapping[str, Any]], trained: Iterable[TrainedTensor]
+) -> dict[str, float | None]:
+    """Return the weight decay that each tensor's group has; None: it leaves it to the server."""
+    return {tensor.name: groups[tensor.group].get("weight_decay") for tensor in trained}
 
 
 def _factor(number: int, group: Mapping[str, Any], rate: float) -> float:

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.encode_push import check_by_name
 from aiops.client.lr_factors import LrFactors, checked
 from aiops.client.params import MakeRoom, Params
 from aiops.client.program import Program
@@ -229,17 +230,21 @@ class TrainingLoop:
         Raises
         ------
         UsageError
-            As `Directions.of`.
+            As `Directions.of`, and when they are not arrays by name.
         """
-        return gradients if self._directions is None else self._directions.of(gradients, make_room)
+        if self._directions is None:
+            return gradients
+        check_by_name(gradients)
+        return self._directions.of(gradients, make_room)
 
     def elsewhere(
         self, gradients: Gradients, make_room: MakeRoom
     ) -> Callable[[], Gradients] | None:
         """Return what does as `directions` in another thread, if it would hold up an event loop."""
-        return (
-            None if self._directions is None else self._directions.elsewhere(gradients, make_room)
-        )
+        if self._directions is None:
+            return None
+        check_by_name(gradients)
+        return self._directions.elsewhere(gradients, make_room)
 
     def step(
         self, gradients: Gradients, lr_factors: LrFactors = None, *, again: bool
@@ -250,6 +255,7 @@ class TrainingLoop:
         can be done ``again``, when they are to be computed again, at `params` as they are now.
         """
         receipt: Receipt | None
+        check_by_name(gradients)
         try:
             try:
                 receipt = yield from self._step(gradients, lr_factors)

@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from aiops import Client  # noqa: E402
 from aiops.client import torch_settings  # noqa: E402
 from aiops.client.torch import RemoteOptimizer, server_settings  # noqa: E402
-from aiops.errors import UsageError  # noqa: E402
+from aiops.errors import NotReady, UsageError  # noqa: E402
 from tests.support import ServerThread  # noqa: E402
 
 nn, optim = torch.nn, torch.optim
@@ -94,6 +95,8 @@ def test_another_decay_than_the_server_s_is_refused_with_the_flags() -> None:
             RemoteOptimizer(groups, server.url)
         flags_named = "--set 'weight_decay=0.5' --set 'weight_decay=0.0@*.bias'"
         assert str(raised.value).endswith(f"start the server with {flags_named}")
+        with Client(server.url) as client, pytest.raises(NotReady):
+            client.fetch()  # the server has no model yet, and takes the one that is mended
 
 
 def test_a_policy_without_weight_decay_gets_it_in_the_gradients_as_sgd_adds_it() -> None:

@@ -14,6 +14,7 @@ from aiops.client.lr_factors import LrFactors
 from aiops.client.params import Params
 from aiops.client.program import Program, T, drive
 from aiops.client.request_kinds import Receipt
+from aiops.client.server_info import ServerInfo
 from aiops.client.sync.client import Client
 from aiops.client.sync.transfers import ThreadTransfer, TransferQueue
 from aiops.client.training_loop import (
@@ -108,6 +109,7 @@ class Worker(WorkerFacade, Closing):
 
     _client: Client
     _begun: TrainingLoop
+    _suits: Callable[[ServerInfo], object] | None = None  # `ServerInfo.suits`
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class Worker(WorkerFacade, Closing):
             checksums=checksums,
         )
         self._session = self._client._session
+        self._session.info.suits = self._suits
         try:
             begun = self._client.define(params, tables, views=views)
             self._begun = self._begin_loop(begun, time.perf_counter)
