@@ -353,7 +353,8 @@ class RemoteTree(Remote):
             if where in given:
                 found[name] = given.pop(where)
             elif not any(_tree.keystr(path[:depth]) in absent for depth in range(len(path) + 1)):
-                hint = nearest(where, given) if given else "None says that it has no gradient"
+                others = given.keys() - {_tree.keystr(path) for path in self._paths}
+                hint = nearest(where, others) if others else "None says that it has no gradient"
                 raise UsageError(f"the gradients have nothing at {where}, but params do; {hint}")
         if given:
             raise UsageError(f"the gradients have {next(iter(given))}, but params do not")

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.algorithms.base import Decision
+from aiops.algorithms.per_tensor import SETTING
 from aiops.engine.capture import REFERRING, settings_of
 from aiops.engine.engine import Engine
 from aiops.engine.events import Apply, DistributeModel, Effect, Received
@@ -144,10 +145,18 @@ def check_settings(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         for name in {**kept[group], **mine[group]}:
             before, now = kept[group].get(name), mine[group].get(name)
             if before != now and name not in free:
+                was, has = (_said(name, value) for value in (before, now))
                 raise UsageError(
-                    f"the state is of a server with {name}={before!r}, and this one has"
-                    f" {name}={now!r}: give the same settings"
+                    f"the state is of a server with {was}, and this one has {has}: give the same"
+                    " settings, or begin a new run in another folder"
                 )
+
+
+def _said(name: str, value: Any) -> str:
+    """Write a setting, those of single tensors as the flags that they come from."""
+    if name != SETTING:
+        return f"{name}={value!r}"
+    return f"--set {value!r}" if value else "no settings of single tensors"
 
 
 def _no_lease(number: int) -> Lease:

@@ -42,8 +42,10 @@ MAX_BYTES = LARGEST
 """Of a model: the bytes of its arena are numbered on the wire."""
 
 
-def dtype_named(name: str) -> np.dtype[Any]:
+def dtype_named(name: str, tensor: str = "") -> np.dtype[Any]:
     """Return the NumPy dtype of that name (``bfloat16`` comes from the ml_dtypes package).
+
+    ``tensor``: of which tensor it is, for the error.
 
     Raises
     ------
@@ -51,7 +53,10 @@ def dtype_named(name: str) -> np.dtype[Any]:
         When tensors cannot have it, or ml_dtypes is not installed.
     """
     if name not in DTYPES:
-        raise UsageError(f"dtype {name!r} cannot be trained; {nearest(name, DTYPES)}")
+        of = f" of {tensor!r}" * bool(tensor)
+        # Of what is a dtype the nearest name says nothing: int64 is not float64 misspelt.
+        can = f"{', '.join(DTYPES)} can" if name in np.sctypeDict else nearest(name, DTYPES)
+        raise UsageError(f"dtype {name!r}{of} cannot be trained; {can}")
     if name != "bfloat16":
         return np.dtype(name)
     try:
@@ -159,7 +164,10 @@ class Layout:
     ) -> None:
         self.within = within
         self.begin: int = within[1] if within is not None else 0
-        rows = [(str(name), dtype_named(dtype), tuple(shape)) for name, dtype, shape in tensors]
+        rows = [
+            (str(name), dtype_named(dtype, str(name)), tuple(shape))
+            for name, dtype, shape in tensors
+        ]
         if len(rows) > MAX_TENSORS or not (rows or empty):
             raise UsageError(f"a model has 1 to {MAX_TENSORS} tensors, not {len(rows)}")
         rows.sort(key=lambda row: (-row[1].itemsize, row[1].name))  # stable: keeps the given order

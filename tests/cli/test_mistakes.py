@@ -328,7 +328,12 @@ PROGRAMS = [
     ("a list", join([W, B]), errors.UsageError, "not list"),
     ("an empty model", join({}), errors.UsageError, "1 to 65536 tensors, not 0"),
     ("a tree", join({"layer": MODEL}), errors.UsageError, "one flat dict, such as {'layer.w'"),
-    ("integers", join({"w": W.astype(int)}), errors.UsageError, "dtype 'int64' cannot be trained"),
+    (
+        "integers",
+        join({"w": W.astype(int)}),
+        errors.UsageError,
+        "dtype 'int64' of 'w' cannot be trained",
+    ),
     (
         "another shape",
         join({**MODEL, "w": W.T}),

@@ -269,6 +269,7 @@ mismatches = {
         r"nothing at \['a'\]\['y'\].*mean \"\['a'\]\['Y'\]\"",
     ),
     "too many": ({"a": {"x": one, "y": one}, "b": one}, r"have \['b'\], but params do not"),
+    "alike": ({"a": {"x": one}}, r"nothing at .*, but params do; None says that it has no"),
     "flat": ({"a": one}, r"nothing at \['a'\]\['x'\]"),
     "none below": ({"a": {"x": one, "y": one}, "c": {"d": None, "e": one}}, r"\['c'\]\['e'\]"),
     "shape": ({"a": {"x": one, "y": np.ones(2, np.float32)}}, r"'a.y'.*shape \(2,\).*\(1,\)"),

@@ -243,7 +243,7 @@ class TestOffers:
                 "a model of 2097152 bytes is larger",
             ),
             ((("w", "float32", (2**62, 2**62)),), ((0, 8),), "larger than any memory"),
-            ((("w", "int8", (2,)),), ((0, 2),), "dtype 'int8' cannot be trained"),
+            ((("w", "int8", (2,)),), ((0, 2),), "dtype 'int8' of 'w' cannot be trained"),
             ((("w", "float32", (2,)), ("w", "float32", (1,))), ((0, 12),), "two tensors"),
             ((("w", "float32", (2,)), ("v", "float32", (1,))), ((0, 8),), "lacks the values"),
             ((("w", "float32", (2,)), ("v", "float32", (1,))), ((0, 16),), "ends at byte 16"),

@@ -145,7 +145,10 @@ class TestRefusals:
         [
             ((), "1 to 65536 tensors, not 0"),
             ((("w", "float32", (0,)), ("v", "float64", (3, 0))), "every tensor is empty"),
-            ((("w", "int32", (1,)),), "dtype 'int32' cannot be trained"),
+            (
+                (("w", "int32", (1,)),),
+                "dtype 'int32' of 'w' cannot be trained; float64, float32, bfloat16, float16 can",
+            ),
             ((("w", "float23", (1,)),), "did you mean 'float32'"),
             (
                 (("a", "float32", (1,)), ("b", "float32", (1,)), ("a", "float16", (1,))),

@@ -96,6 +96,7 @@ class RecoveryFiles:
             base = self._restored(replayer, parallel_map)
             self._check_beginning(base)
             segments = self._segments_after(base)
+            self._tell(base, segments)
             replayer.room = room = Room()
             read = partial(self._segment, room=room)
             scan = JournalScan(read, listing, base, segments, self._origin, passed=base)
@@ -117,6 +118,7 @@ class RecoveryFiles:
             base = self._restored(replayer, parallel_map)
             self._check_beginning(base)
             segments = self._segments_after(base)
+            self._tell(base, segments)
             given = self._segment, self._listing, base, segments, self._origin
             scan = JournalScan(*given, passed=base)
             last = self._replay(scan, base, replayer, check, parallel_map)
@@ -125,6 +127,12 @@ class RecoveryFiles:
             self._close()
         recovered = replayer.finish()
         return recovered if last else None
+
+    def _tell(self, base: int, segments: Sequence[int]) -> None:
+        """Say that rows are repeated, before that takes its time."""
+        if segments:
+            rows = f"since its snapshot at row {base:,}" if base else "of its journal"
+            _log.info("%s: the rows %s are repeated before it is served", self._folder, rows)
 
     def _close(self) -> None:
         while self._reading:
