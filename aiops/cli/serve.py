@@ -10,13 +10,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
 
 from aiops.cli import starting
+from aiops.errors import UsageError
 from aiops.serving.config import Config, read_file, settings_of
 
 _SOURCES = ("DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # as typer names them; the last wins
@@ -42,9 +43,25 @@ def _merge_settings(context: typer.Context, values: dict[str, Any]) -> None:
     values["set"] = [item for items in given for item in items]
     source = getattr(context.get_parameter_source("lr"), "name", "")
     if source in _SOURCES:
-        later = given[_SOURCES.index(source) + 1 :]
-        if "lr" in settings_of((item for items in later for item in items if "=" in item), None):
+        at = _SOURCES.index(source)
+        if _rate_in(given[at + 1 :]) is not None:
             values["lr"] = None
+        elif (rate := _rate_in(given[at : at + 1])) is not None and not _is(rate, values["lr"]):
+            text = f"the learning rate is both {values['lr']:g} (--lr) and {rate} (--set lr)"
+            raise UsageError(f"{text}: give one of them")
+
+
+def _rate_in(given: Iterable[Iterable[str]]) -> str | None:
+    """Return the learning rate among settings; None: there is none, or of single tensors alone."""
+    found = settings_of((item for items in given for item in items if "=" in item), None)
+    return found.get("lr")
+
+
+def _is(text: str, number: float) -> bool:
+    try:
+        return float(text) == number
+    except ValueError:
+        return False
 
 
 def _policies(begun: str) -> list[str]:

@@ -234,7 +234,8 @@ class TestSources:
             ([], {"AIOPS_SET": "lr=2"}, "lr = 1", "2"),
             (["--set", "a=3"], {}, "lr = 1", 1.0),
             (["--lr", "3"], {"AIOPS_SET": "lr=2"}, "[set]\nlr = 1", 3.0),
-            (["--set", "lr=4", "--lr", "3"], {}, "", 3.0),
+            (["--set", "lr=3", "--lr", "3.0"], {}, "", 3.0),
+            (["--set", "lr=4@w", "--lr", "3"], {}, "", 3.0),
         ],
     )
     def test_a_learning_rate_is_a_setting_too(
@@ -368,6 +369,7 @@ class TestCommandLine:
             (["--port", "many"], "'--port'"),
             (["--prot", "1"], "--port"),
             (["--lr", "fast"], "'--lr'"),
+            (["--set", "lr=4", "--lr", "3"], "both 3 (--lr) and 4 (--set lr): give one"),
             (["--port"], "requires an argument"),
             (["surplus"], "surplus"),
             (["--policy", "fasdg"], "did you mean 'fasgd'"),
