@@ -38,7 +38,8 @@ def parts_of(
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
-    check_by_name(arrays)
+    if not hasattr(arrays, "keys"):
+        check_by_name(arrays)
     level = versions if isinstance(versions, int) else level_of(versions)
     room = arrays if type(arrays) is not dict and isinstance(arrays, Params) else None
     if coding is None and room is not None and _fits(room.layout, layout):

@@ -121,7 +121,7 @@ class TestModel:
     def test_what_cannot_be_a_model_is_not_sent(self, connect: Connect, server: Any) -> None:
         wrong: list[tuple[dict[str, Array], str]] = [
             ({}, "1 to"),
-            ({"ids": np.zeros(3, np.int64)}, "'int64' cannot be trained"),
+            ({"ids": np.zeros(3, np.int64)}, "'int64' of 'ids' cannot be trained"),
             ({"nothing": np.zeros((0, 4), np.float32)}, "every tensor is empty"),
         ]
         with connect(server.url, role="worker") as client:

@@ -101,7 +101,7 @@ def opens_none(patch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_breaks_is_found_out(
     broken: Callable[[pytest.MonkeyPatch], None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiops.lab.torture.mailbox_trial._SETTLES", 6.0)
+    monkeypatch.setattr("aiops.lab.torture.mailbox_trial._SETTLES", 10.0)
     broken(monkeypatch)
     result = carried_out(1, "lent")
     assert any(said in wrong for wrong in result.wrong), result.wrong
