@@ -46,11 +46,11 @@ class ProcessorMeter:
         """
         now = {pid: used for pid in pids if (used := processor_time(pid)) is not None}
         before, self._before = self._before, now
+        if not now:
+            return None
         none = ProcessorTime(0.0, 0.0)
         spent = [(used, before.get(pid, none)) for pid, used in now.items()]
-        if not spent:
-            return None
-        return ProcessorTime(
-            max(sum(used.user - earlier.user for used, earlier in spent), 0.0),
-            sum(used.kernel - earlier.kernel for used, earlier in spent),
-        )
+        total = sum(used.total - earlier.total for used, earlier in spent)
+        kernel = sum(used.kernel - earlier.kernel for used, earlier in spent)
+        kernel = min(kernel, total)  # it is told in steps, and the whole is not
+        return ProcessorTime(total - kernel, kernel)

@@ -46,7 +46,7 @@ def _merge_settings(context: typer.Context, values: dict[str, Any]) -> None:
         at = _SOURCES.index(source)
         if _rate_in(given[at + 1 :]) is not None:
             values["lr"] = None
-        elif (rate := _rate_in(given[at : at + 1])) is not None and not _is(rate, values["lr"]):
+        elif (rate := _rate_in(given[at : at + 1])) is not None and not _same(rate, values["lr"]):
             text = f"the learning rate is both {values['lr']:g} (--lr) and {rate} (--set lr)"
             raise UsageError(f"{text}: give one of them")
 
@@ -57,7 +57,7 @@ def _rate_in(given: Iterable[Iterable[str]]) -> str | None:
     return found.get("lr")
 
 
-def _is(text: str, number: float) -> bool:
+def _same(text: str, number: float) -> bool:
     try:
         return float(text) == number
     except ValueError:

@@ -38,7 +38,7 @@ def parts_of(
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
-    if not hasattr(arrays, "keys"):
+    if not hasattr(arrays, "keys"):  # in line: every general step comes by here
         check_by_name(arrays)
     level = versions if isinstance(versions, int) else level_of(versions)
     room = arrays if type(arrays) is not dict and isinstance(arrays, Params) else None

@@ -89,3 +89,15 @@ def test_a_meter_tells_what_was_used_since_it_was_read() -> None:
     assert 0.3 <= second.total < 0.5  # all that a process has used that was not there before
     assert third.total < 0.1
     assert 0.1 <= last.total < 0.3
+
+
+def test_steps_of_the_kernels_part_never_make_more_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told in steps of 10 ms, which may be longer than what was used."""
+    told = iter([ProcessorTime(0.008, 0.02), ProcessorTime(0.003, 0.03)])
+    monkeypatch.setattr("benchmarks.processor_time.processor_time", lambda pid: next(told))
+    meter = ProcessorMeter()
+    meter.read([1])
+    spent = meter.read([1])
+    assert spent == (0.0, pytest.approx(0.005))
