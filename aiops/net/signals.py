@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
+
+_handled = set[signal.Signals]()
+"""Those that end the process in good order, once its event loop has its turn."""
+
+
+class Ended(BaseException):
+    """A signal came amid work that keeps the event loop waiting, and that may end anywhere."""
 
 
 @contextmanager
@@ -23,8 +32,35 @@ def handled(
         handlers[signal.SIGUSR1] = promote
     if reload is not None:
         handlers[signal.SIGHUP] = reload
+    ending = {signal.SIGINT, signal.SIGTERM} - _deaf()
     with each_handled(handlers):
+        _handled.update(ending)
+        try:
+            yield
+        finally:
+            _handled.clear()
+
+
+@contextmanager
+def heeded() -> Iterator[None]:
+    """Have signals that `handled` hands to the event loop raise `Ended` here, at once.
+
+    For work on the loop's own thread that takes seconds, and that changes nothing. On another
+    thread, where the loop goes on, and outside of `handled`, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
+        return
+
+    def ended(number: int, _frame: FrameType | None) -> None:
+        raise Ended(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, ended) for number in _handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -37,17 +73,22 @@ def each_handled(handlers: Mapping[signal.Signals, Callable[[int], None]]) -> It
     The handlers are removed at the end: uvloop's loop, when it ends, would leave the process
     without any.
     """
-    loop = asyncio.get_running_loop()
-    ignored = signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    loop, deaf = asyncio.get_running_loop(), _deaf()
     for number, called in handlers.items():
         # A handler that does nothing, and not SIG_IGN, which child processes would inherit.
-        does = _nothing if ignored and number == signal.SIGTERM else called
+        does = _nothing if number in deaf else called
         loop.add_signal_handler(number, does, number)
     try:
         yield
     finally:
         for number in handlers:
             loop.remove_signal_handler(number)
+
+
+def _deaf() -> set[signal.Signals]:
+    """Return the signals that were ignored when the process began, of those that end it."""
+    ignored = signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    return {signal.SIGTERM} if ignored else set()
 
 
 def _nothing(number: int) -> None:

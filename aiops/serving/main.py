@@ -30,7 +30,14 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
     With ``shards`` the followers are child processes, which end with this one.
     """
     faults.use_environment_variable()
-    config = _with_room(config)
+    try:
+        await _serve(_with_room(config), announce)
+    except signals.Ended as why:
+        _log.info("%s came while the state was read, which is as it was", why)
+
+
+async def _serve(config: Config, announce: Callable[[str], None]) -> None:
+    """Serve until a signal ends it, which may be in the midst of reading a state."""
     server: Server | None = None
     standby: StandbyServer | None = None
     ending = False

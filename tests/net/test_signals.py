@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -60,3 +61,55 @@ def test_a_sigterm_that_was_ignored_stays_so(loop: Callable[[], asyncio.Abstract
             runner.run(main())
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@each_row("loop", LOOPS, ids=["asyncio", "uvloop"])
+@each_row("number", [signal.SIGINT, signal.SIGTERM])
+def test_heeded(number: int, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Work that keeps the loop waiting ends at once; behind it signals go to the loop again."""
+
+    async def main() -> None:
+        came = asyncio.get_running_loop().create_future()
+        with signals.handled(lambda number: came.done() or came.set_result(number)):
+            with pytest.raises(signals.Ended, match=signal.Signals(number).name), signals.heeded():
+                signal.raise_signal(number)
+            signal.raise_signal(number)
+            assert await came == number
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+def test_an_ignored_sigterm_ends_no_work(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def main() -> None:
+        with signals.handled(lambda _number: None), signals.heeded():
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_signals_that_nobody_handed_to_a_loop_are_left_alone() -> None:
+    """A program that embeds a server has its own; so has what is done on another thread."""
+    with signals.heeded():
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    async def main() -> None:
+        with signals.handled(lambda _number: None):
+            before, during = signal.getsignal(signal.SIGINT), list[object]()
+
+            def look() -> None:
+                with signals.heeded():
+                    during.append(signal.getsignal(signal.SIGINT))
+
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+            assert during == [before]
+
+    asyncio.run(main())

@@ -21,6 +21,7 @@ from aiops.durable.recovery import Recovered, Replayer, begin_row
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Warm
 from aiops.errors import DamagedState, Superseded, UsageError
+from aiops.net import signals
 from aiops.net.disk import Disk, DiskLock
 from aiops.serving.state.journal_writer import JournalWriter
 from aiops.serving.state.recovery_files import FoundFiles, RecoveryFiles, read_at, record_text
@@ -312,11 +313,14 @@ class StateFiles:
             When it is damaged.
         UsageError
             When the server was started with other settings.
+        signals.Ended
+            When a signal ends the process meanwhile; the state is as it was.
         """
         replayer = replayer or Replayer(engine, warm, self.generations.back_to)
         replayer.kernels = kernels
         reading = RecoveryFiles(self.folder, self.disk, self.origin, loading)
-        return self._read_with(reading, reading.recover(engine, policy, replayer))
+        with signals.heeded():
+            return self._read_with(reading, reading.recover(engine, policy, replayer))
 
     def recover_follower(
         self, follower: Follower, replayer: FollowerReplayer | None = None
@@ -327,7 +331,8 @@ class StateFiles:
         if replayer is None:
             replayer = FollowerReplayer(follower, self.run, None, self.generations.back_to)
         reading = RecoveryFiles(self.folder, self.disk, self.origin)
-        return self._read_with(reading, reading.recover_follower(follower, replayer))
+        with signals.heeded():
+            return self._read_with(reading, reading.recover_follower(follower, replayer))
 
     def _read_with(self, reading: RecoveryFiles, recovered: Recovered | None) -> Recovered | None:
         """Keep what a recovery has found."""

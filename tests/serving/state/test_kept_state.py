@@ -40,6 +40,7 @@ from aiops.net.thread_pool import pool_of
 from aiops.net.update_thread import UpdateThread
 from aiops.serving.config import Config
 from aiops.serving.draining import Draining
+from aiops.serving.main import run
 from aiops.serving.shard_processes import ShardProcesses
 from aiops.serving.state import kept_state
 from aiops.serving.state.snapshot_writer import SnapshotWriter
@@ -135,6 +136,35 @@ def test_a_replay_of_a_large_model_waits_for_its_kernels(
     engine = recovered(tmp_path / "state", {"policy": "asgd"}, lambda: waited.append(1))
     assert engine.version == 2
     assert len(waited) == waits
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_reading_of_a_state(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one takes long; it is as it was, and the next start reads it whole."""
+    settings: dict[str, Any] = {"policy": "asgd", "state": tmp_path / "s"}
+    with (
+        ServerThread(**settings, snapshot_every=1000.0) as server,
+        aiops.Worker(server.url, PLAIN) as worker,
+    ):
+        for _ in range(5):
+            worker.step({"w": np.ones(64, np.float32)})
+        copy(server, tmp_path / "s", tmp_path / "state")
+    fed, feed = list[int](), recovery.Replayer.feed
+
+    def signalled(replayer: recovery.Replayer, frame: Any) -> None:
+        feed(replayer, frame)
+        fed.append(frame.number)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(recovery.Replayer, "feed", signalled)
+    urls = list[str]()
+    asyncio.run(run(Config(policy="asgd", state=tmp_path / "state"), urls.append))
+    assert len(fed) == 1
+    assert not urls
+    monkeypatch.undo()
+    assert recovered(tmp_path / "state", {"policy": "asgd"}).version == 5
 
 
 def read_first(pieces: Sequence[Callable[[], Any]]) -> None:
