@@ -43,8 +43,8 @@ from aiops.engine.events import (
     Warm,
 )
 from aiops.engine.receive import PushSink
-from aiops.engine.restore import Captured, ReadArray
-from aiops.errors import DamagedState, UsageError
+from aiops.engine.restore import Captured, ReadArray, check_settings
+from aiops.errors import DamagedState
 from aiops.model.layout import Array
 from aiops.model.parts import LARGEST
 from aiops.shards.follower import Follower
@@ -600,10 +600,6 @@ def check_follower(frame: JournalFrame, follower: Follower, where: str) -> None:
     if frame.kind != RowKind.BEGIN:
         raise DamagedState(f"{where} is damaged: its first row is not the beginning of a state")
     found = row_fields(frame.kind, frame.row, "row 1")
-    before = found["policy"], found["settings"]
-    now = follower.algorithm.name, follower.algorithm.settings()
-    if before != now:
-        raise UsageError(
-            f"the state is of a follower with {before[0]} {before[1]}, and this one has {now[0]}"
-            f" {now[1]}: give the same settings"
-        )
+    kept = {"policy": found["policy"], **found["settings"]}
+    mine = {"policy": follower.algorithm.name, **follower.algorithm.settings()}
+    check_settings({"algorithm": kept, "options": {}}, {"algorithm": mine, "options": {}})

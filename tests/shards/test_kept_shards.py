@@ -348,7 +348,10 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
         ({"shards": 2}, "holds shard 0 of 3, and this server is to be shard 0 of 2"),
         ({"shards": 1}, "holds the states of a model on shards"),
         ({"shards": 3, "shard_bytes": 64}, "shard_bytes=1"),
-        ({"shards": 3, "lr": 0.02}, "give the same settings"),
+        (
+            {"shards": 3, "lr": 0.02},
+            "a server with lr=0.01, and this one has lr=0.02: give the same",
+        ),
     ],
 )
 def test_a_state_goes_on_as_it_was_begun(second: dict[str, Any], text: str, tmp_path: Path) -> None:
