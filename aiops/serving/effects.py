@@ -45,6 +45,9 @@ _SOON = 1.0
 Until then the loop has priority (`yielding`). Compiling takes longer, and is not slowed down.
 """
 
+_LONG = 3.0
+"""Seconds after which somebody who waits is told that kernels are being compiled."""
+
 
 class EffectRunner:
     """Carries out the effects of one server's engine, and posts the events that follow.
@@ -111,6 +114,8 @@ class EffectRunner:
         self._closing, self.gentle = False, True
         self._gentle_until = 0.0  # the time until which warming yields to the loop
         self._warmings = list[Warm]()  # under way; updates run on its thread meanwhile
+        self._slow: asyncio.TimerHandle | None = None  # tells of them, if they take long
+        self._begun_warming, self._told = 0.0, False
         self.at_once = self._runner.at_once
         self._tick: asyncio.TimerHandle | None = None
 
@@ -141,6 +146,8 @@ class EffectRunner:
     def end_warming(self) -> None:
         """Omit the steps that have not begun, without waiting for the one that has."""
         self._closing = True
+        if self._slow is not None:
+            self._slow.cancel()
         for effect in self._warmings:  # or the process would have to go on without Numba
             effect.over()
 
@@ -222,7 +229,9 @@ class EffectRunner:
         if self._warmer is None:
             self._warmer = self._make_runner()
         if not self._warmings:
-            self._gentle_until = self._now() + _SOON
+            self._begun_warming = now = self._now()
+            self._gentle_until = now + _SOON
+            self._slow = self._loop.call_later(_LONG, self._tell)
         self._warmings.append(effect)
         self.at_once = -1.0
         for step in effect.steps:
@@ -244,6 +253,24 @@ class EffectRunner:
             if self._warmer is not None:
                 self._warmer.close()
                 self._warmer = None
+            self._all_warm()
+
+    def _tell(self) -> None:
+        """Say that kernels are being compiled."""
+        if not self._closing:
+            self._told = True
+            _log.info(
+                "kernels are being compiled, once for this machine: NumPy updates until they are"
+                " ready, which takes several times as long"
+            )
+
+    def _all_warm(self) -> None:
+        """Say so to who was told that they are not."""
+        if self._slow is not None:
+            self._slow.cancel()
+        if self._told:
+            _log.info("the kernels are ready, in %.1f s", self._now() - self._begun_warming)
+        self._slow, self._told = None, False
 
     # ------------------------------------------------------------ the rest
 

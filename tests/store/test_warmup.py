@@ -128,20 +128,69 @@ class Later:
 
     def __init__(self) -> None:
         self.given: list[Callable[[], object]] = []
+        self.done: list[Callable[[None], object]] = []
 
-    def submit(self, run: Callable[[], object], nbytes: int, done: object) -> None:
+    def submit(
+        self, run: Callable[[], object], nbytes: int, done: Callable[[None], object]
+    ) -> None:
         self.given.append(run)
+        self.done.append(done)
 
     def close(self) -> None:
         for run in self.given:
             run()
 
 
+class Timers:
+    """An event loop of timers, which ring when the test has them ring."""
+
+    def __init__(self) -> None:
+        self.rings: list[Callable[[], object]] = []
+
+    def call_later(self, seconds: float, ring: Callable[[], object]) -> Any:
+        self.rings.append(ring)
+        return SimpleNamespace(cancel=self.rings.clear)
+
+
+def performer_of(
+    later: Later | None, timers: Timers, now: Callable[[], float] = lambda: 0.0
+) -> EffectRunner:
+    here = SimpleNamespace(now=now, kernel_runner=lambda loop, failed: later or Later())
+    given = timers, here, SimpleNamespace(peers={}), None, None, None
+    return EffectRunner(*given)  # type: ignore[arg-type]
+
+
+def test_who_waits_is_told_that_kernels_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    """And nobody is where they are read from the cache, nor behind the end of the server."""
+    caplog.set_level("INFO", "aiops.server")
+    later, timers, now = Later(), Timers(), [7.0]
+    performer = performer_of(later, timers, lambda: now[0])
+    for number in range(2):
+        performer.perform(Warm([lambda: None]))
+        performer.perform(Warm([lambda: None]))
+        assert len(timers.rings) == 1, "once for what is under way together"
+        if number:
+            timers.rings[0]()
+            now[0] = 21.25
+        for done in later.done:
+            done(None)
+        assert performer.warm
+        assert not timers.rings
+        later.done.clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        "kernels are being compiled, once for this machine: NumPy updates until they are ready,"
+        " which takes several times as long",
+        "the kernels are ready, in 14.2 s",
+    ]
+    performer.perform(Warm([lambda: None]))
+    performer.close()
+    assert not timers.rings
+
+
 def test_a_server_that_ends_leaves_undone_what_is_left() -> None:
     """It may take seconds."""
     done: list[int] = []
-    here = SimpleNamespace(now=lambda: 0.0, kernel_runner=lambda loop, failed: Later())
-    performer = EffectRunner(*[None, here, SimpleNamespace(peers={}), *[None] * 4])  # type: ignore
+    performer = performer_of(None, Timers())
     performer.perform(Warm([lambda: done.append(1)]))
     performer.close()
     assert done == []
@@ -150,8 +199,7 @@ def test_a_server_that_ends_leaves_undone_what_is_left() -> None:
 def test_a_server_that_ends_leaves_no_process_without_numba() -> None:
     """Nor does a step that fails; and not when the collector finds the promise, but at once."""
     warmup = Warmup(FASGD().rule(), "auto")
-    here = SimpleNamespace(now=lambda: 0.0, kernel_runner=lambda loop, failed: Later())
-    performer = EffectRunner(*[None, here, SimpleNamespace(peers={}), *[None] * 4])  # type: ignore
+    performer = performer_of(None, Timers())
     performer.perform(Warm(warmup.steps(), warmup.over))
     assert kernels.numba_pending()
     performer.close()
@@ -222,8 +270,7 @@ async def test_a_server_whose_closing_is_cancelled_leaves_no_process_without_num
 def test_what_is_made_ready_lets_the_loop_have_the_interpreter() -> None:
     """Each system call of the loop would wait for it for 5 ms otherwise."""
     before, seen, later, now = sys.getswitchinterval(), list[float](), Later(), [7.0]
-    here = SimpleNamespace(now=lambda: now[0], kernel_runner=lambda loop, failed: later)
-    performer = EffectRunner(*[None, here, SimpleNamespace(peers={}), *[None] * 4])  # type: ignore
+    performer = performer_of(later, Timers(), lambda: now[0])
     performer.perform(Warm([lambda: seen.append(sys.getswitchinterval())]))
     for now[0] in (7.9, 8.1):  # a compiler is at work by then
         for run in later.given:
