@@ -46,7 +46,7 @@ Until then the loop has priority (`yielding`). Compiling takes longer, and is no
 """
 
 _LONG = 3.0
-"""Seconds after which somebody who waits is told that kernels are being compiled."""
+"""Seconds after which who waits is told that kernels are being compiled."""
 
 
 class EffectRunner:
