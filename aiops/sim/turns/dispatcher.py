@@ -24,7 +24,7 @@ from aiops.sim.turns.client_selection import Selection, restore_rule, rule_state
 from aiops.sim.turns.memory_server import MemoryServer
 from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.simulated_client import SimulatedClient
-from aiops.sim.turns.task import Batches, Task
+from aiops.sim.turns.task import Batches, Task, compute
 from aiops.store.parameters import Store
 from aiops.wire.connection import SinkFor
 
@@ -177,7 +177,7 @@ class Dispatcher(Closing):
                 return computed.room, rows
             self._rooms.append(computed.room)
         room = self._room()
-        self.task.gradient(worker.params, rows, room)
+        compute(self.task, worker.params, rows, room)
         return room, rows
 
     def _room(self) -> Params:
@@ -203,7 +203,7 @@ class Dispatcher(Closing):
             taken.add(client)
             iteration = self.iteration + 1 + distance
             room, rows = self._room(), self.batches.rows(iteration)
-            done = pool.submit(self.task.gradient, worker.params, rows, room)
+            done = pool.submit(compute, self.task, worker.params, rows, room)
             self._ahead[client] = _Computed(iteration, done, room)
 
     def state(self) -> dict[str, Any]:

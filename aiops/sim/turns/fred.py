@@ -16,10 +16,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.client.params import Params
-from aiops.errors import UsageError
+from aiops.engine.receive import bad_value
+from aiops.errors import BadPush, UsageError
+from aiops.kernels.scan import survey
 from aiops.model.layout import Array, Layout
 from aiops.sim.turns.client_selection import selection as rule_named
-from aiops.sim.turns.task import Batches, Task
+from aiops.sim.turns.task import Batches, Task, compute
 
 _PASSED = 64  # turns per client, all passed over, after which the run is taken to be stuck
 
@@ -75,6 +77,8 @@ class FredResult:
         The number of gradients by their staleness, in timestamps.
     digest
         SHA-256 of the parameters, the timestamp, and those that the clients hold.
+    diverged
+        The first gradient that was not finite, with which the run ended. None: all were.
     """
 
     params: dict[str, Array]
@@ -82,6 +86,7 @@ class FredResult:
     curve: list[FredSample] = field(default_factory=list)
     staleness: dict[int, int] = field(default_factory=dict)
     digest: str = ""
+    diverged: str | None = None
 
     @property
     def mean_staleness(self) -> float:
@@ -98,7 +103,7 @@ def simulate_fred(
     iterations: int,
     batch_size: int = 8,
     selection: str = "uniform",
-    order: str = "sequential",
+    order: str = "random",
     samples: int = 20,
     seed: int = 0,
 ) -> FredResult:
@@ -107,7 +112,7 @@ def simulate_fred(
     Each turn a client computes the gradient of a mini-batch at the parameters it was last given,
     and passes it to ``apply_update``. If that does not unblock, the client waits, and its turns are
     passed over, until the update of another client does; all clients that waited are then given
-    those parameters.
+    those parameters. A run ends with the first gradient that is not finite.
 
     Parameters
     ----------
@@ -117,7 +122,7 @@ def simulate_fred(
     task
         The task that is trained.
     clients, iterations, batch_size, selection, order, samples, seed
-        As in `aiops.sim.turns.simulation.Simulation`.
+        As in `aiops.sim.turns.simulation.Simulation`; FRED's own ``order`` is ``"sequential"``.
 
     Raises
     ------
@@ -154,9 +159,14 @@ class _FredRun:
     def run(self, batches: Batches, iterations: int, samples: int) -> FredResult:
         """Take all turns."""
         marks = {round(iterations * k / max(samples, 1)) for k in range(max(samples, 1) + 1)}
-        curve = [self._point(0)]
+        curve, diverged = [self._point(0)], None
         for iteration in range(iterations):
-            self._turn(self._next(), batches.rows(iteration))
+            try:
+                self._turn(self._next(), batches.rows(iteration))
+            except BadPush as error:
+                diverged = str(error)
+                curve.append(self._point(iteration))
+                break
             if iteration + 1 in marks:
                 curve.append(self._point(iteration + 1))
         params = Params(self._gradient.layout)
@@ -166,7 +176,12 @@ class _FredRun:
             found.update(held.arena.data.data)
             found.update(int(timestamp).to_bytes(8, "little"))
         return FredResult(
-            params.numpy(), int(self._server.timestamp), curve, self._staleness, found.hexdigest()
+            params.numpy(),
+            int(self._server.timestamp),
+            curve,
+            self._staleness,
+            found.hexdigest(),
+            diverged,
         )
 
     def _next(self) -> int:
@@ -182,7 +197,8 @@ class _FredRun:
 
     def _turn(self, client: int, rows: Any) -> None:
         params, timestamp = self._held[client]
-        self._task.gradient(params, rows, self._gradient)
+        compute(self._task, params, rows, self._gradient)
+        self._check(self._gradient)
         copies = {name: self._gradient[name].copy() for name in self._names}
         stale = int(self._server.timestamp) - timestamp
         self._staleness[stale] = self._staleness.get(stale, 0) + 1
@@ -196,6 +212,15 @@ class _FredRun:
         for waiting in self._waiting:
             self._held[waiting] = fresh, int(now)
         self._waiting.clear()
+
+    def _check(self, gradient: Params) -> None:
+        """Refuse a gradient as the engine's server does."""
+        layout, arena = gradient.layout, gradient.arena
+        for section, typed in zip(layout.sections, arena.sections, strict=True):
+            bad = survey(typed)
+            if bad >= 0:
+                place = section.start + bad * typed.itemsize
+                raise bad_value(layout, place, float(typed[bad]))
 
     def _point(self, iteration: int) -> FredSample:
         params = Params(self._gradient.layout)

@@ -31,10 +31,30 @@ class Task(Protocol):
         """The number of examples to train on."""
 
     def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
-        """Write the gradient at these parameters, of the mini-batch of these examples."""
+        """Write the gradient of a mini-batch of these examples, at these parameters.
+
+        ``out``: where it goes, by name. Its elements are 0 before; what is not written stays so.
+        """
 
     def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
         """Return the cost and the error (a share) on examples that are not trained on."""
+
+
+def compute(task: Task, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
+    """Have a task compute a gradient, in memory that may hold another one.
+
+    Raises
+    ------
+    UsageError
+        When it returns something: then ``out`` is not what it computed.
+    """
+    out.arena.data.fill(0)
+    given: object = task.gradient(params, rows, out)  # type: ignore[func-returns-value]
+    if given is not None:
+        raise UsageError(
+            f"{type(task).__name__}.gradient returned {type(given).__name__}, and what it returns"
+            " is not used: write the gradient into `out`, as in out[name][...] = gradient"
+        )
 
 
 class Batches:

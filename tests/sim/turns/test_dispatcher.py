@@ -38,6 +38,46 @@ class TestTurns:
                 run.dispatcher.turn()
 
 
+class Heads(PerceptronTask):
+    """Writes one of its tensors in each mini-batch, and sums into it; ``clean``: sets all to 0."""
+
+    def __init__(self, *, clean: bool) -> None:
+        super().__init__("digits", 8)
+        self._clean = clean
+
+    def gradient(self, params: Any, rows: Any, out: Any) -> None:
+        whole = out.like()
+        super().gradient(params, rows, whole)
+        names = [*out]
+        for name in names if self._clean else ():
+            out[name][...] = 0
+        name = names[int(rows[0]) % len(names)]
+        out[name][...] += whole[name]
+
+
+class TestGradients:
+    def test_what_is_not_written_is_nothing(self) -> None:
+        """Nor is it what another client's mini-batch left there, on however many threads."""
+        digests = set()
+        for clean in (True, False):
+            for jobs in (1, 2, 3):
+                with Run(simulation("asgd", clients=6), Heads(clean=clean), jobs=jobs) as run:
+                    digests.add(run.execute().digest)
+        assert len(digests) == 1
+
+    @pytest.mark.parametrize("jobs", [1, 2])
+    def test_what_is_returned_is_refused(self, jobs: int) -> None:
+        class Returned(PerceptronTask):
+            def gradient(self, params: Any, rows: Any, out: Any) -> Any:
+                return {name: array * 0 for name, array in params.items()}
+
+        with (
+            Run(simulation("asgd"), Returned("digits", 8), jobs=jobs) as run,
+            pytest.raises(UsageError, match=r"Returned.gradient returned dict, .* `out`"),
+        ):
+            run.execute()
+
+
 class TestAhead:
     """With several jobs gradients are computed before their turn, and are the same gradients."""
 

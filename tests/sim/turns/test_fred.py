@@ -130,6 +130,29 @@ def test_clients_are_given_copies() -> None:
     assert max(found.staleness) > 0
 
 
+def test_the_mini_batches_are_those_of_a_simulation() -> None:
+    """FRED's own order is another, and is asked for."""
+    given = {"clients": 4, "iterations": 60, "samples": 2}
+    found = simulate_fred(FASGD(TASK.initial(0), 0.005), TASK, **given)
+    assert found.digest == run(FASGD(TASK.initial(0), 0.005)).digest
+    assert found.digest != run(FASGD(TASK.initial(0), 0.005), order="sequential").digest
+    assert found.diverged is None
+
+
+def test_a_run_ends_where_it_diverges() -> None:
+    class Exploding(FASGD):
+        def apply_update(self, grads: Any, timestamp: int, client: int) -> tuple[Any, int, bool]:
+            if self.timestamp == 5:
+                self.params["layer0.weight"] *= np.float32(np.inf)
+            return super().apply_update(grads, timestamp, client)
+
+    with np.errstate(invalid="ignore"):
+        found = run(Exploding(TASK.initial(0), 0.005), clients=1)
+    assert found.diverged is not None
+    assert "holds nan at" in found.diverged
+    assert found.curve[-1].iteration == found.timestamp == 6
+
+
 def test_no_client_is_unblocked() -> None:
     server = Synchronous(list(TASK.initial(0).values()), 5, 0.2)
     with pytest.raises(UsageError, match="4 of 4 clients wait, and no other is selected"):

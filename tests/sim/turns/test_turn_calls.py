@@ -21,10 +21,10 @@ from tests.sim.turns.cases import simulation
 
 pytestmark = pytest.mark.usefixtures("none_pending")
 
-STEADY = 39
+STEADY = 40
 """Calls of a turn by the short way (`aiops.sim.turns.steady`)."""
 
-GENERAL = 150
+GENERAL = 151
 """Calls of the same turn by messages."""
 
 POLICIES = ["asgd", "sasgd", "fasgd", "exponential", "ringmaster"]
