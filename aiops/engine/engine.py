@@ -539,7 +539,9 @@ class Engine:
 
     def _stop(self, event: Stopping) -> list[Effect]:
         self.closure.end(event)
-        return self._drain(event) + self.rendezvous.stop()
+        training = self.training
+        answered = [] if training is None else training.updates.stop(event.time, kept=event.kept)
+        return answered + self.rendezvous.stop()
 
     def _pause(self, event: Paused) -> list[Effect]:
         """Take no more pushes, or take them again; then workers have all of their time again."""
@@ -553,11 +555,6 @@ class Engine:
             return []
         training.data_sets.go_on(event.time)
         return training.updates.held.wait_anew(event.time)
-
-    def _drain(self, event: Stopping) -> list[Effect]:
-        if self.training is None:
-            return []
-        return self.training.stop(event.time, kept=event.kept)
 
     def _resume(self, event: Resumed) -> list[Effect]:
         """Have every client that was connected leave; a server that was ending ends no more.
@@ -769,6 +766,4 @@ class Engine:
             *(self.membership, self.admission, self.budget),
             *(self.machine, self.warnings, self.closure),
         )
-        if self.closure.ending is not None:
-            training.begun += self._drain(self.closure.ending)
         return training

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from aiops.engine.events import Effect, OnApplied, Reply
+from aiops.engine.push_closure import PushClosure
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints
 from aiops.store.evaluation import Evaluation, EvaluationJob
@@ -30,6 +31,9 @@ class EvaluationReplies:
         The model, and its versions for evaluation.
     left_out
         Returns what is left out of each tensor's offset now, float64[tensors].
+    closure
+        Tells of the server's end. Then a version is made of a model that is on several servers, for
+        it to be collected from them.
 
     Attributes
     ----------
@@ -37,20 +41,26 @@ class EvaluationReplies:
         True if readers wait for a version that has not been issued yet.
     evaluation
         As above.
-    collected
-        Whether a version is to be made at the end, for the model to be collected from its servers.
     """
 
-    def __init__(self, store: Store, evaluation: Evaluation, left_out: Callable[[], Array]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        evaluation: Evaluation,
+        left_out: Callable[[], Array],
+        closure: PushClosure,
+    ) -> None:
         self.evaluation, self._store, self._left_out = evaluation, store, left_out
-        self.due = self.collected = False
+        self._closure, self._spread = closure, store.held is not store.layout
+        self.due = False
         self._making = False  # a version has been issued
         self._waiting: list[tuple[int, FetchedParams, Wanted]] = []
 
     @property
     def due_last(self) -> bool:
         """True if a version is to be made when nothing is queued any more."""
-        return self.collected and not (self.made or self._making)
+        ends = self._spread and self._closure.ending is not None
+        return ends and not (self.made or self._making)
 
     @property
     def made(self) -> bool:

@@ -14,6 +14,7 @@ from aiops.algorithms.base import Decision, Policy
 from aiops.engine.events import Effect, Note, WakeAt
 from aiops.engine.gradient_cache import CachedGradient
 from aiops.engine.membership import Member, Membership
+from aiops.engine.push_closure import PushClosure
 from aiops.engine.replies import PendingPush, Replies
 from aiops.errors import Unavailable
 from aiops.store.parameters import Store
@@ -32,30 +33,40 @@ class HeldPushes:
         The workers that are waited for.
     replies
         Acknowledges or refuses the pushes.
+    closure
+        Tells of the server's end.
 
     Attributes
     ----------
     pushes
         In the order in which they were used.
-    stopping
-        True once the server goes down for good: from then on no answer is held.
     """
 
     # Those that compiled code reads: `aiops.compiled`.
     __slots__ = ("__dict__", "__weakref__", "pushes")
 
     def __init__(
-        self, policy: Policy, store: Store, membership: Membership, replies: Replies
+        self,
+        policy: Policy,
+        store: Store,
+        membership: Membership,
+        replies: Replies,
+        closure: PushClosure,
     ) -> None:
         self._policy, self._store = policy, store
-        self._membership, self._replies = membership, replies
+        self._membership, self._replies, self._closure = membership, replies, closure
         self.pushes: list[PendingPush] = []
-        self.stopping = False
         self._since = 0.0  # when the first of them was held
         # Thousands of workers make each `waited_for` slow, and most policies have no use for it:
         # it is computed only for policies that override `workers_changed`.
         self._listens = type(policy).workers_changed is not Policy.workers_changed
         self._waited_for: frozenset[int] = frozenset()  # at the last `may_have_changed`
+
+    @property
+    def stopping(self) -> bool:
+        """True once the server goes down for good: from then on no answer is held."""
+        ending = self._closure.ending
+        return ending is not None and not ending.kept
 
     def may_have_changed(self) -> bool:
         """Return False if the policy has been told which workers are waited for now."""
@@ -127,7 +138,6 @@ class HeldPushes:
 
     def stop(self, now: float) -> list[Effect]:
         """Answer all: refused, unless their step is in a published version."""
-        self.stopping = True
         pushes, self.pushes = self.pushes, []
         effects: list[Effect] = []
         for push in pushes:

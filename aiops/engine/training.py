@@ -150,7 +150,7 @@ class Training:
             self.delta_replies = DeltaReplies(store, replica)
         self.evaluation: EvaluationReplies | None = None
         if store.rule.offset is not None:
-            self.evaluation = EvaluationReplies(store, Evaluation(store), self.left_out)
+            self.evaluation = EvaluationReplies(store, Evaluation(store), self.left_out, closure)
         copies = self.delta_replies, self.evaluation
         self.replies = Replies(store, self.tables.described, membership, budget, *copies)
         self.screen: PushScreen | None = None
@@ -161,7 +161,7 @@ class Training:
         self.copied = CopyRequest(store, self.evaluation)
         self.updates = UpdateQueue(
             *(algorithm, workers, policy, store, self.replies),
-            HeldPushes(policy, store, membership, self.replies),
+            HeldPushes(policy, store, membership, self.replies, closure),
             *(warnings, self.copied, [each for each in copies if each is not None]),
             *(plan, closure, self.screen),
         )
@@ -249,12 +249,6 @@ class Training:
 
     # ------------------------------------------------------------ versions
 
-    def stop(self, now: float, *, kept: bool) -> list[Effect]:
-        """Answer the pushes that are held, unless the state is ``kept``: no more are taken."""
-        if self.evaluation is not None and self.store.held is not self.store.layout:
-            self.evaluation.collected = True
-        return self.updates.stop(now, kept=kept)
-
     def copy(self, now: float) -> list[Effect]:
         """Hand out the model, as it is where it is evaluated, to be copied."""
         self.copied.ask()
@@ -265,9 +259,7 @@ class Training:
 
         That one may have been restored from a capture that was taken at the end.
         """
-        self.updates.held.stopping = False
         if self.evaluation is not None:
-            self.evaluation.collected = False
             self.evaluation.captured()
 
     def evaluated(self) -> Arena:

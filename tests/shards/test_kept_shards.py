@@ -194,11 +194,29 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SystemDisk, "segment", 1 << 16)
 
 
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [
+        ("fasgd", {}),
+        ("schedule-free", {"set": {"orthogonal": False}}),
+        ("schedule-free", {"set": {"orthogonal": False, "collect": 2}}),
+        ("softsync", {"workers": 4, "set": {"n": 2, "optimizer": "adam"}}),
+        ("asgd", {"fetch_codec": ("int8",)}),
+    ],
+    ids=["fasgd", "evaluated-elsewhere", "amid-a-sum", "softsync", "coded"],
+)
 @pytest.mark.usefixtures("small_segments")
-def test_it_ends_and_goes_on_within_a_process(tmp_path: Path) -> None:
-    expected, _report = undisturbed(6)
-    settings = {"policy": "fasgd", "lr": 0.01, "kernels": "numpy", "shards": 3}
-    for start in (0, 3):
+def test_it_ends_and_goes_on_within_a_process(
+    policy: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Twice: what the end leaves in the journal is repeated from the snapshot that it takes."""
+    settings = {"policy": policy, "lr": 0.01, "kernels": "numpy", "shards": 3, **more}
+    with ServerThread(**settings) as server, Client(server.url, role="worker", name="w") as client:
+        params = client.define(MODEL)
+        for step in range(9):
+            client.exchange(params, gradients(step))
+        expected = params.numpy(), client.fetch(evaluation=True).numpy()
+    for start in (0, 3, 6):
         running = ServerThread(**settings, state=tmp_path / "state")
         with running as server, Client(server.url, role="worker", name="w") as client:
             params = client.define(MODEL) if not start else client.fetch()
@@ -206,9 +224,11 @@ def test_it_ends_and_goes_on_within_a_process(tmp_path: Path) -> None:
                 client.exchange(params, gradients(step))
             state = client.stats()["state"]
             assert [each["acks"] for each in (state, *state["shards"])] == ["written"] * 3
-            assert all(each["row"] > 3 * start for each in (state, *state["shards"]))
+            assert all(each["row"] > start for each in (state, *state["shards"]))
             assert {each["run"] for each in state["shards"]} == {state["run"]}
-    assert_same(params.numpy(), expected)
+            evaluated = client.fetch(evaluation=True).numpy()
+    assert_same(params.numpy(), expected[0])
+    assert_same(evaluated, expected[1])
 
 
 @pytest.mark.usefixtures("small_segments")
