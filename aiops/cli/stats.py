@@ -89,6 +89,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
             *_warnings(report),
             *_paused(report),
             *_file_errors(report),
+            *_promises(report),
             *_corrupted(report),
         ),
         *_copies(report),
@@ -201,6 +202,20 @@ def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     for sentence in report.get("file_errors", ()):
         yield ""
         yield Text(sentence, style="red")
+
+
+def _promises(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Say where acknowledgements mean less than was asked for, and where snapshots are missing."""
+    state = report.get("state") or {}
+    for number, each in enumerate((state, *state.get("shards", ()))):
+        where = f"shard {number}: " if number else ""
+        if each.get("acks") != each.get("wanted"):
+            why = f"acknowledgements mean {each['acks']!r}, and not {each['wanted']!r}"
+            yield ""
+            yield Text(f"{where}{why}: {each['ended']}", style="red")
+        if each.get("snapshot_error"):
+            yield ""
+            yield Text(f"{where}the last snapshot: {each['snapshot_error']}", style="red")
 
 
 def _copies(report: Mapping[str, Any]) -> Iterator[RenderableType]:

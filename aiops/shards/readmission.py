@@ -99,7 +99,12 @@ class Readmission:
         if not state.run:
             lacks = self.model is not None and shard not in self.model.loads
             lacks = lacks and "reached" not in state.holds  # else it has lost it
-            return f"{name} has no state, and its lead has one of run {run}" if lacks else ""
+            if not lacks:
+                return ""
+            return (
+                f"{name} has no state, and its lead has one of run {run}: put back its folder, or"
+                " begin a new run in other folders"
+            )
         if (state.run, state.shard, state.shards) != (run, shard, shards):
             return (
                 f"{name} holds shard {state.shard} of {state.shards} of run {state.run}, and is to"

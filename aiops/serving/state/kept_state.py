@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from aiops._version import __version__
+from aiops.common.formatting import nbytes
 from aiops.common.frozen import value
 from aiops.common.generations import generation_text
 from aiops.durable.commit_gate import Acks, CommitGate, EncodedReply
@@ -363,18 +364,21 @@ class KeptState:
         files, recorder = self._files, self.recorder
         if not self._tried:
             self._said = self._tried = now
-        if now >= self._said + _MINUTE:
-            self._said = now
-            _log.warning("%s; acknowledgements still mean 'applied'", recorder.ended)
         if now < self._tried + _RETRY:
             return
-        self._tried = now
+        self._tried, lacks = now, ""
         room = 2 * self._capture_bytes + files.disk.segment
         try:
-            if files.disk.free(files.folder) < room:
-                return
+            free = files.disk.free(files.folder)
+            if free < room:
+                lacks = f"there are {nbytes(free)} of room, and it takes {nbytes(room)}"
         except OSError as error:
-            _log.warning("%s: %s", files.folder, error.strerror or error)
+            lacks = f"{files.folder}: {error.strerror or error}"
+        if lacks:
+            if now >= self._said + _MINUTE:
+                self._said = now
+                text = "%s; acknowledgements still mean 'applied': for another journal %s"
+                _log.warning(text, recorder.ended, lacks)
             return
         # No row takes a number before there is a journal, and no snapshot is taken.
         run = partial(self._resume, recorder.next + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import resource
 import shutil
 import signal
@@ -18,10 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import aiops
 from aiops.algorithms import find
 from aiops.algorithms.asgd import ASGD
+from aiops.cli.stats import tables
+from aiops.client import Client
 from aiops.common.generations import generation_text
 from aiops.durable import recovery, snapshot_rule
 from aiops.durable.commit_gate import Acks
@@ -748,6 +752,13 @@ def test_after_a_full_disk_a_snapshot_keeps_what_the_journal_does_not(
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 6
 
 
+def shown(report: Mapping[str, Any]) -> str:
+    """Return what ``aiops stats`` prints."""
+    out = io.StringIO()
+    Console(file=out, width=400).print(tables("URL", report))
+    return out.getvalue()
+
+
 @pytest.mark.parametrize("acks", ["written", "durable"])
 def test_the_better_promise_is_taken_up_again_when_there_is_room(
     acks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -781,14 +792,20 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
                 acknowledged("applied")
                 assert told()["wanted"] == acks
                 assert "No space left on device" in told()["ended"]
-                time.sleep(0.1)
+                with Client(server.url) as observer:
+                    text = shown(observer.stats())
+                assert f"acknowledgements mean 'applied', and not '{acks}'" in text
+                assert "No space left on device" in text
+                eventually(lambda: "journal there are 0 B of room" in caplog.text, "said again")
             acknowledged(acks)
             assert told()["ended"] == ""
+            with Client(server.url) as observer:
+                assert "acknowledgements" not in shown(observer.stats())
             train(server.url, PLAIN, 3, 4)
             copied = tmp_path / why
             expected, _report = copy(server, tmp_path / "s", copied)
             assert digest(recovered(copied, {"policy": "fasgd"})) == expected
-    assert "acknowledgements still mean 'applied'" in caplog.text
+    assert "acknowledgements still mean 'applied': for another journal there" in caplog.text
     assert f"there is a journal again: acknowledgements mean {acks!r} from row" in caplog.text
 
 
