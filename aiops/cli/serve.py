@@ -168,8 +168,9 @@ def serve(config: Config, why: str) -> None:
     Every flag is also an AIOPS_* variable and a key of --config FILE.toml. SIGTERM and Ctrl-C
     drain: answers are sent, the model is saved (--save), and the exit status is 0.
     """
-    from aiops.serving.main import run
+    from aiops.serving.main import check_files, run
 
+    check_files()
     _log_to_stderr(config)
     logger = logging.getLogger("aiops.server")
     if why:

@@ -250,9 +250,10 @@ def _load_chain(
         context.load_cert_chain(cert, key, no_passphrase)
     except ssl.SSLError as error:
         files = cert if key is None else f"{cert}, {key_setting} {key}"
+        apart = f"; if its key is in another file, give {key_setting}" if key is None else ""
         raise UsageError(
             f"{cert_setting} {files}: not a certificate and its private key in PEM"
-            f" ({error.reason or error})",
+            f" ({error.reason or error}){apart}",
             damaged=cert,
         ) from None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from aiops.common import urls
-from aiops.errors import ConnectionLost
+from aiops.errors import ConnectionLost, UsageError
 from aiops.net import faults, signals
 from aiops.serving import rollback
 from aiops.serving.config import Config
@@ -22,6 +22,26 @@ _log = logging.getLogger("aiops.server")
 
 _SPARE_FILES = 64
 """Open files that a server needs beside its connections."""
+
+
+_FEWEST_FILES = 24
+"""Open files without which a server cannot begin: its modules, its event loop, one connection."""
+
+
+def check_files() -> None:
+    """Check that this process may open the files without which there is no event loop.
+
+    Raises
+    ------
+    UsageError
+        When it may not.
+    """
+    most = _most_files()
+    if most is not None and most < _FEWEST_FILES:
+        raise UsageError(
+            f"this process may open {most} files, and a server needs {_FEWEST_FILES} and one for"
+            " each connection: raise the limit (ulimit -n)"
+        )
 
 
 async def run(config: Config, announce: Callable[[str], None]) -> None:
@@ -104,6 +124,16 @@ async def _serve(config: Config, announce: Callable[[str], None]) -> None:
 def _stand_by(children: ShardProcesses, server: Server, shard: int) -> None:
     """Have a follower of this machine be the standby of the one that has taken its place."""
     children.stand_by(shard, urls.local_url(server.url))
+
+
+def _most_files() -> int | None:
+    """Return the number of files that this process may open; None: as many as it likes."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return None if hard == resource.RLIM_INFINITY else hard
 
 
 def _with_room(config: Config) -> Config:

@@ -170,9 +170,9 @@ def answer(challenge: Challenge, hello: Greeting, token: str | None, server: str
     Raises
     ------
     Unauthorised
-        When there is no token to prove.
+        When there is no token to prove; an empty one is none.
     """
-    if token is None:
+    if not token:
         raise Unauthorised(f"{server} asks for a token: pass token=... or set AIOPS_TOKEN")
     given = proof(token, "client", hello.nonce, challenge.nonce, hello.client)
     return Prove(challenge.id, given, token_id(token))

@@ -91,7 +91,7 @@ COMMANDS = [
     ("serve --shards 2 --followers a --followers b --token t", 64, "takes 1 followers"),
     ("serve --standby aiops://a", 64, "--standby needs --state DIR"),
     ("serve --tls-cert {none}", 66, "--tls-cert"),
-    ("serve --tls-cert {text}", 65, "not a certificate and its private key in PEM"),
+    ("serve --tls-cert {text}", 65, "if its key is in another file, give --tls-key"),
     ("serve --tls-key {none}", 64, "`aiops tls init DIR` makes all of them"),
     ("serve --tokens {none}", 66, "`aiops token new --file"),
     ("serve --tokens {text}", 77, "is open to other users (mode 644)"),

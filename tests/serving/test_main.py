@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.cli.exit_status import USAGE
 from aiops.client import Client, Worker
 from aiops.errors import Unavailable
 from aiops.model.layout import Array
@@ -145,9 +148,17 @@ class TestProcess:
             assert server.stop() == 0
             assert server.stderr() == ""
 
+    def test_too_few_open_files_are_told(self) -> None:
+        command = f"ulimit -n 12; exec {sys.executable} -m aiops.server --port 0"
+        ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+        assert ended.returncode == USAGE
+        assert ended.stderr.startswith("aiops: this process may open 12 files, and a server needs")
+        assert "ulimit -n" in ended.stderr
+
     def test_it_takes_the_open_files_that_it_needs(self) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        few = 32 + max(map(int, os.listdir("/proc/self/fd")))  # this process has to start another
+        with serving("--policy", "asgd"):  # what starts the processes of tests needs more files
+            few = 32 + max(map(int, os.listdir("/proc/self/fd")))  # this process starts another
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
         try:
             process = Process("--port", "0", "--policy", "asgd", "--kernels", "numpy")

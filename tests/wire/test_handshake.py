@@ -56,11 +56,13 @@ class TestTogether:
         _server, said = meet(TOKEN, TOKEN)
         assert said.proof == proof(TOKEN, "server", CLIENT_NONCE, SERVER_NONCE, "me")
 
-    def test_a_client_without_the_token_is_told_how_to_give_it(self) -> None:
+    @pytest.mark.parametrize("token", [None, ""])
+    def test_a_client_without_the_token_is_told_how_to_give_it(self, token: str | None) -> None:
+        """A variable that a script meant to set is empty."""
         with pytest.raises(
             Unauthorised, match=r"aiops://host:7171 asks for a token: .*AIOPS_TOKEN"
         ):
-            meet(None, TOKEN)
+            meet(token, TOKEN)
 
     def test_a_server_without_the_token_is_told_nothing(self) -> None:
         with pytest.raises(Unauthorised, match=r"asked for no token although this client has one"):
