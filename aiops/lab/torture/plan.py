@@ -13,7 +13,10 @@ from aiops.lab.torture.checker import DIGITS, CellRange, Factors
 from aiops.model.layout import Array
 from aiops.net.faulty_disk import points
 
-_SHARDED = ("asgd", "ssp", "sasgd", "softsync", "fasgd", "hardsync", "momentum", "adam")
+_SHARDED = (
+    *("asgd", "ssp", "sasgd", "softsync", "fasgd", "hardsync", "momentum", "adam"),
+    "schedule-free",
+)
 
 
 class _Layout(NamedTuple):
