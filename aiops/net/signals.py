@@ -7,14 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 
 _handled = set[signal.Signals]()
 """Those that end the process in good order, once its event loop has its turn."""
 
 
 class Ended(BaseException):
-    """A signal came amid work that keeps the event loop waiting, and that may end anywhere."""
+    """A signal came amid work that keeps the event loop waiting."""
 
 
 @contextmanager
@@ -42,22 +41,27 @@ def handled(
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
-    """Have signals that `handled` hands to the event loop raise `Ended` here, at once.
+def heeded() -> Iterator[Callable[[], None]]:
+    """Yield a check that raises `Ended` once a signal has come that `handled` gives to the loop.
 
-    For work on the loop's own thread that takes seconds, and that changes nothing. On another
-    thread, where the loop goes on, and outside of `handled`, nothing is changed.
+    For work on the loop's own thread that takes seconds, and changes nothing. On another thread,
+    where the loop goes on, and outside of `handled`, the check does nothing.
     """
+    came = list[int]()
+
+    def check() -> None:
+        if came:
+            raise Ended(signal.Signals(came[0]).name)
+
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield check
         return
-
-    def ended(number: int, _frame: FrameType | None) -> None:
-        raise Ended(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, ended) for number in _handled}
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in _handled
+    }
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

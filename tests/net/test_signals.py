@@ -71,8 +71,11 @@ def test_heeded(number: int, loop: Callable[[], asyncio.AbstractEventLoop]) -> N
     async def main() -> None:
         came = asyncio.get_running_loop().create_future()
         with signals.handled(lambda number: came.done() or came.set_result(number)):
-            with pytest.raises(signals.Ended, match=signal.Signals(number).name), signals.heeded():
+            with signals.heeded() as check:
+                check()
                 signal.raise_signal(number)
+                with pytest.raises(signals.Ended, match=signal.Signals(number).name):
+                    check()
             signal.raise_signal(number)
             assert await came == number
 
@@ -83,8 +86,9 @@ def test_heeded(number: int, loop: Callable[[], asyncio.AbstractEventLoop]) -> N
 @pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
 def test_an_ignored_sigterm_ends_no_work(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
-        with signals.handled(lambda _number: None), signals.heeded():
+        with signals.handled(lambda _number: None), signals.heeded() as check:
             signal.raise_signal(signal.SIGTERM)
+            check()
 
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

@@ -66,6 +66,8 @@ class RecoveryFiles:
         The state's directory, which is locked, and its file system.
     origin
         The run whose state it is, the number of the shard and that of all shards.
+    check
+        Called often; what it raises ends the reading.
     loading
         Returns whether kernels are being loaded on another thread, which a start waits for.
 
@@ -80,9 +82,11 @@ class RecoveryFiles:
         folder: Path,
         disk: Disk,
         origin: tuple[str, int, int],
+        check: Callable[[], object],
         loading: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._folder, self._disk, self._origin, self._loading = folder, disk, origin, loading
+        self._folder, self._disk, self._origin = folder, disk, origin
+        self._check, self._loading = check, loading
         self.found = FoundFiles()
         self._listing = StateListing(disk.names(folder))
         self._later: list[int] = []  # snapshots that are not begun with, perhaps of lost moments
@@ -148,7 +152,7 @@ class RecoveryFiles:
             file = self._disk.open(self._folder / name)
             try:
                 try:
-                    snapshot = SnapshotFile(partial(read_at, file), file.size(), name)
+                    snapshot = SnapshotFile(partial(self._read_at, file), file.size(), name)
                     snapshot.verify(parallel_map)
                 except DamagedState as error:
                     _log.error("%s; the one before it is taken", error)
@@ -241,6 +245,7 @@ class RecoveryFiles:
         last, kind, rows = base, 0, _Rows(self._rows_of(scan, base))
         rows.read()
         while (found := rows.taken()) is not None:
+            self._check()
             if found.number > base and not replayer.goes_on_with(found):
                 scan.end_before(found.number)
                 self._undone(scan.lost, replayer.bound)
@@ -313,12 +318,17 @@ class RecoveryFiles:
                 *(self._folder, scan.lost, directory.journal_name(scan.void[0])),
             )
 
+    def _read_at(self, file: DiskFile, at: int, into: memoryview) -> int:
+        """Read from a file, on any thread, unless the reading is to end."""
+        self._check()
+        return read_at(file, at, into)
+
     def _segment(self, name: str, *, room: Room | None = None) -> FileBytes:
         """Return the bytes of a segment; the file stays open until all have been read."""
         file = self._disk.open(self._folder / name)
         self._reading.append(file)
         self._sizes[name] = size = file.size()
-        return FileBytes(partial(read_at, file), size, room, file.written)
+        return FileBytes(partial(self._read_at, file), size, room, file.written)
 
 
 class _Rows:

@@ -318,8 +318,8 @@ class StateFiles:
         """
         replayer = replayer or Replayer(engine, warm, self.generations.back_to)
         replayer.kernels = kernels
-        reading = RecoveryFiles(self.folder, self.disk, self.origin, loading)
-        with signals.heeded():
+        with signals.heeded() as check:
+            reading = RecoveryFiles(self.folder, self.disk, self.origin, check, loading)
             return self._read_with(reading, reading.recover(engine, policy, replayer))
 
     def recover_follower(
@@ -330,8 +330,8 @@ class StateFiles:
             return None
         if replayer is None:
             replayer = FollowerReplayer(follower, self.run, None, self.generations.back_to)
-        reading = RecoveryFiles(self.folder, self.disk, self.origin)
-        with signals.heeded():
+        with signals.heeded() as check:
+            reading = RecoveryFiles(self.folder, self.disk, self.origin, check)
             return self._read_with(reading, reading.recover_follower(follower, replayer))
 
     def _read_with(self, reading: RecoveryFiles, recovered: Recovered | None) -> Recovered | None:
