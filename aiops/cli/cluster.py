@@ -118,16 +118,18 @@ def cluster(
         bandwidth_budget=budget,
         port=0,
     )
+    schedule = _schedule(cut or (), silence or (), kill or (), join or ())
+    most = workers + sum(getattr(event, "workers", 0) for event in schedule)
     outcome = _carry_out(
         Cluster(
             server=server,
             workers=workers,
             workload=_workload(model, dataset, hidden, batch_size),
-            computing=_computing(compute, sigma, slow or (), diurnal),
+            computing=_computing(compute, sigma, slow or (), diurnal, most),
             links=StarTopology(worker=link, server=server_link, latency=latency, jitter=jitter),
             overlap=overlap,
             apply_seconds=apply,
-            schedule=_schedule(cut or (), silence or (), kill or (), join or ()),
+            schedule=schedule,
             gradients=100 * workers if gradients is None and seconds is None else gradients,
             seconds=seconds,
             seed=seed,
@@ -151,11 +153,16 @@ def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> 
     return PerceptronWorkload(dataset, (hidden,), batch_size)
 
 
-def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str | None) -> Computing:
+def _computing(
+    seconds: float, sigma: float, slow: Sequence[str], diurnal: str | None, workers: int
+) -> Computing:
+    """Return the times of mini-batches; ``workers``: with those that join."""
     from aiops.sim.cluster.compute_time import Diurnal, Fixed, LogNormal, Straggler
 
     found: Computing = LogNormal(seconds, sigma) if sigma else Fixed(seconds)
     for worker, times in _read("--slow", slow, WORKER=int, TIMES=float):
+        if worker >= workers:
+            raise UsageError(f"--slow {worker}:{times:g}: there are workers 0 to {workers - 1}")
         found = Straggler(found, times, (worker,))
     for cycle in _read("--diurnal", [diurnal] if diurnal else [], PERIOD=float, DEPTH=float):
         found = Diurnal(found, *cycle)

@@ -10,15 +10,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
 
 from aiops.cli import starting
-from aiops.errors import UsageError
-from aiops.serving.config import Config, read_file, settings_of
+from aiops.serving.config import Config, read_file
 
 _SOURCES = ("DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # as typer names them; the last wins
 
@@ -40,28 +39,19 @@ def _merge_settings(context: typer.Context, values: dict[str, Any]) -> None:
         os.environ.get("AIOPS_SET", "").split(),
         values["set"] if source == "COMMANDLINE" else [],
     ]
-    values["set"] = [item for items in given for item in items]
     source = getattr(context.get_parameter_source("lr"), "name", "")
     if source in _SOURCES:
         at = _SOURCES.index(source)
-        if _rate_in(given[at + 1 :]) is not None:
+        if any(_is_rate(item) for items in given[at + 1 :] for item in items):
             values["lr"] = None
-        elif (rate := _rate_in(given[at : at + 1])) is not None and not _same(rate, values["lr"]):
-            text = f"the learning rate is both {values['lr']:g} (--lr) and {rate} (--set lr)"
-            raise UsageError(f"{text}: give one of them")
+        given[:at] = [[item for item in items if not _is_rate(item)] for items in given[:at]]
+    values["set"] = [item for items in given for item in items]
 
 
-def _rate_in(given: Iterable[Iterable[str]]) -> str | None:
-    """Return the learning rate among settings; None: there is none, or of single tensors alone."""
-    found = settings_of((item for items in given for item in items if "=" in item), None)
-    return found.get("lr")
-
-
-def _same(text: str, number: float) -> bool:
-    try:
-        return float(text) == number
-    except ValueError:
-        return False
+def _is_rate(item: str) -> bool:
+    """Return whether a setting is the learning rate of all tensors."""
+    key, equals, value = item.partition("=")
+    return bool(equals) and key.strip() == "lr" and "@" not in value
 
 
 def _policies(begun: str) -> list[str]:

@@ -569,7 +569,7 @@ def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        When one is not written so.
+        When one is not written so, or the learning rate is given twice, and not the same.
     """
     found: dict[str, Any] = {}
     plain, per_tensor = gathered(assigned)
@@ -581,8 +581,20 @@ def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:
     if per_tensor:
         found[SETTING] = per_tensor
     if lr is not None:
+        if "lr" in found and not _same(found["lr"], lr):
+            raise UsageError(
+                f"the learning rate is both {lr:g} (--lr) and {found['lr']} (--set lr): give one of"
+                " them"
+            )
         found["lr"] = lr
     return found
+
+
+def _same(given: str, number: float) -> bool:
+    try:
+        return float(given) == number
+    except ValueError:
+        return False
 
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:

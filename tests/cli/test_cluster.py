@@ -120,6 +120,9 @@ def test_what_is_refused_is_one_line(
     ("flags", "says"),
     [
         (("--slow", "x"), "--slow 'x': write WORKER:TIMES"),
+        (("--slow", "3:3"), "--slow 3:3: there are workers 0 to 2"),
+        (("--join", "1:2", "--slow", "5:3"), "--slow 5:3: there are workers 0 to 4"),
+        (("--lr", "0.1", "--set", "lr=1"), "the learning rate is both 0.1"),
         (("--cut", "1"), "--cut '1': write SECONDS:WORKER"),
         (("--silence", "1:2"), "--silence '1:2': write SECONDS:WORKER:DURATION"),
         (("--kill", "1:9"), "there are workers 0 to 2 by then"),

@@ -343,6 +343,7 @@ class TestValues:
             ({"set": ["lr"]}, UsageError, "write key=value"),
             ({"set": ["lrr=1"]}, UsageError, "no setting 'lrr'; did you mean 'lr'"),
             ({"set": ["lr=fast"]}, UsageError, "lr must be a number, not 'fast'"),
+            ({"lr": 0.1, "set": ["lr=1"]}, UsageError, "the learning rate is both 0.1"),
             ({"lr": -1.0}, UsageError, "a positive learning rate"),
             ({"lr": float("nan")}, UsageError, "a positive learning rate"),
             (

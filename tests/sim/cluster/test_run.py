@@ -476,6 +476,7 @@ class TestWhatCannotBe:
             (lambda: Fixed(-1.0), "compute time is -1"),
             (lambda: LogNormal(0.1, -1.0), "sigma of compute times is -1"),
             (lambda: Straggler(Fixed(1.0), times=float("nan")), "factor is nan"),
+            (lambda: Straggler(Fixed(1.0), times=0.0), "factor is 0: give more than 0"),
             (lambda: Straggler(Fixed(1.0), workers=(-1,)), "number is -1"),
             (lambda: Diurnal(Fixed(1.0), period=0.0), "a day of 0 seconds"),
         ],
