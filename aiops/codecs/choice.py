@@ -6,6 +6,7 @@ A user gives a list of codecs with patterns of names; the last that matches a te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +14,7 @@ from typing import Any
 
 from aiops.codecs import codec_named, find
 from aiops.codecs.base import Codec
-from aiops.errors import UsageError
+from aiops.errors import UsageError, nearest
 from aiops.model.layout import Tensor
 
 SMALL = 1024
@@ -73,6 +74,17 @@ class CodecChoice:
         if found is None or found.name == "raw" or tensor.nbytes < SMALL:
             return None
         return found if found.most(tensor.shape) < tensor.nbytes else None
+
+    def unmatched(self, tensors: Sequence[str]) -> str | None:
+        """Return which pattern matches none of a model's tensors, as a sentence; None: each does.
+
+        It names the nearest tensor, compared without the wildcards.
+        """
+        for pattern, codec in self.pairs:
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in tensors):
+                hint = nearest(re.sub(r"[*?\[\]]", "", pattern), tensors)
+                return f"no tensor's name matches {pattern!r} of {codec.name}@{pattern}; {hint}"
+        return None
 
     def __bool__(self) -> bool:
         return any(codec.name != "raw" for _pattern, codec in self.pairs)

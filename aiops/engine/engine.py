@@ -719,7 +719,7 @@ class Engine:
     # ------------------------------------------------------------ the model
 
     def _initialised(self, event: Initialised) -> list[Effect]:
-        definition = given(event, self.algorithm)
+        definition = given(event, self.algorithm, self.codecs)
         slow = self.admission.too_slow(definition.layout, tables=bool(definition.tables))
         if slow is not None:
             raise ConflictError(f"the model to begin with is too large: {slow}")
@@ -749,7 +749,8 @@ class Engine:
             if training is not None:
                 compare(training.store.layout, training.tables, message)
             else:
-                model = offered(message, offer, self.algorithm, self.options.max_model)
+                given_by = self.algorithm, self.codecs, self.options.max_model
+                model = offered(message, offer, *given_by)
                 training = self.begin(model)
                 effects = training.begun + training.updates.workers_changed(event.time)
             effects.append(training.replies.describe(event.peer, message.id, created))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.model_support import names_obstacle, size_obstacle, tables_obstacle
+from aiops.codecs.choice import CodecChoice
 from aiops.common.frozen import value
 from aiops.engine.admission import OfferSink
 from aiops.engine.events import Initialised
@@ -45,6 +46,7 @@ def offered(
     message: Define,
     offer: OfferSink | None,
     algorithm: Algorithm,
+    codecs: Sequence[CodecChoice],
     max_model: int,
 ) -> Definition:
     """Return the model that a worker offers to a server that has none.
@@ -54,10 +56,10 @@ def offered(
     BadPush
         When it has no values, more parameters than the algorithm can train, tables that are too
         large (``max_model`` bytes) or that the algorithm cannot have, or no tensor that a pattern
-        of the settings matches.
+        of the settings or of the codecs matches.
     """
     tables = _tables_of(message)
-    why = names_obstacle(algorithm, [*(name for name, *_rest in message.tensors), *tables])
+    why = _names_obstacle(algorithm, codecs, [name for name, *_rest in message.tensors], tables)
     if why is not None:
         raise BadPush(f"this server's settings are for another model: {why}")
     if tables:
@@ -80,14 +82,14 @@ def offered(
     raise BadPush("the offered model has no values: send all tensors")
 
 
-def given(event: Initialised, algorithm: Algorithm) -> Definition:
+def given(event: Initialised, algorithm: Algorithm, codecs: Sequence[CodecChoice]) -> Definition:
     """Return the model that a server is given at its start; `given_rows` has its rows.
 
     Raises
     ------
     ConflictError
         When it has tables, and the algorithm cannot have any, more parameters than it can train, or
-        no tensor that a pattern of the settings matches.
+        no tensor that a pattern of the settings or of the codecs matches.
     """
     layout = Layout(event.rows, empty=bool(event.tables))
     tables = Tables.from_description((row for row, _count in event.tables), layout.index)
@@ -97,11 +99,22 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     why = size_obstacle(algorithm, layout.parameters)
     if why is not None:
         raise ConflictError(f"the model to begin with is too large: {why}")
-    names = *(tensor.name for tensor in layout.tensors), *tables
-    why = names_obstacle(algorithm, names)
+    why = _names_obstacle(algorithm, codecs, [tensor.name for tensor in layout.tensors], tables)
     if why is not None:
         raise ConflictError(f"the settings are for another model: {why}")
     return Definition(layout, event.data[: layout.nbytes], tables)
+
+
+def _names_obstacle(
+    algorithm: Algorithm,
+    codecs: Sequence[CodecChoice],
+    tensors: Sequence[str],
+    tables: Iterable[str],
+) -> str | None:
+    """Return which pattern is of another model, as a sentence; codecs are of tensors alone."""
+    why = names_obstacle(algorithm, [*tensors, *tables])
+    unmatched = (choice.unmatched(tensors) for choice in codecs)
+    return why or next(filter(None, unmatched), None)
 
 
 def given_rows(event: Initialised, tables: Tables) -> list[tuple[Ints, Array]]:

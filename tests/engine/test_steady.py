@@ -692,7 +692,7 @@ def test_who_goes_the_short_way(policy: Any, folder: Path) -> None:
 
 FETCHED: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("asgd", {}, {"fetch_codec": ["int8"]}),
-    ("fasgd", {}, {"fetch_codec": ["bf16@a", "onebit"]}),
+    ("fasgd", {}, {"fetch_codec": ["bf16@[aw]", "onebit"]}),
     ("asgd", {"optimizer": "momentum"}, {"fetch_codec": ["fp16"], "fetch_lag": 1}),
     ("asgd", {}, {"fetch_codec": ["int8"], "fetch_lag": 3}),
     ("downpour", {}, {"fetch_codec": ["onebit"]}),
