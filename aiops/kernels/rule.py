@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 
 from aiops.errors import UsageError
 from aiops.kernels.vocabulary import Array, Scalar
@@ -53,7 +54,8 @@ class Rule:
     Raises
     ------
     UsageError
-        When the function's parameters are not these, a number is not finite, the statistic or the
+        When the function's parameters are not these, the state or the constants are no mapping, a
+        number is not finite, the statistic or the
         offset is no state array, or it has both a statistic and a gauge.
 
     Examples
@@ -83,6 +85,7 @@ class Rule:
     offset: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         # Copies: the rule must not change when the caller changes the mappings.
         object.__setattr__(self, "state", dict(self.state))
         object.__setattr__(self, "constants", dict(self.constants))
@@ -143,6 +146,33 @@ class Rule:
         """The function's result as source text, for errors."""
         names = "w", *self.state, *(("gauge",) if self.gauge else ())
         return f"({', '.join(names)})" if len(names) > 1 else "(w,)"
+
+    def _check_kinds(self) -> None:
+        """Refuse names without values, and a text where there are several names."""
+        for kind in ("state", "constants"):
+            given = getattr(self, kind)
+            if not isinstance(given, Mapping):
+                raise UsageError(
+                    f"rule {self.name!r} has {kind}={given!r}, which gives no values: map each name"
+                    f" to its {'first ' if kind == 'state' else ''}value, as {kind}={{'m': 0.0}}"
+                    " does",
+                    rule=self.name,
+                )
+            for name, value in given.items():
+                if not isinstance(value, Real):
+                    raise UsageError(
+                        f"rule {self.name!r} has {value!r} as the value of {name!r} in {kind}:"
+                        " give a finite number",
+                        rule=self.name,
+                    )
+        for kind in ("scalars", "reads"):
+            given = getattr(self, kind)
+            if isinstance(given, str):
+                raise UsageError(
+                    f"rule {self.name!r} has {kind}={given!r}, a text: write a tuple of names,"
+                    f" ({given!r},)",
+                    rule=self.name,
+                )
 
     def _check_parameters(self) -> None:
         wanted = self.parameters

@@ -59,6 +59,10 @@ def test_a_rule_keeps_what_it_is_given() -> None:
         (told, {"state": {"m": 0.0}, "scalars": ("late", "decay")}, r"must be \(w, g, m, step, la"),
         (told, {"state": {"sent": 0.0}, "reads": ("m",)}, "rename or reorder"),
         (sgd, {"scalars": ("step",)}, "'step' twice"),
+        (momentum, {"state": ["m"]}, r"has state=\['m'\], which gives no values: map each name to"),
+        (momentum, {"constants": ("decay",)}, r"has constants=\('decay',\), which gives no values"),
+        (momentum, {"state": {"m": "0"}}, "has '0' as the value of 'm' in state"),
+        (told, {"reads": "sent"}, r"has reads='sent', a text: write a tuple .*\('sent',\)"),
         (sgd, {"state": {"m": 0.0}, "reads": ("m",)}, "'m' twice.*the reads, the state arrays"),
     ],
 )
