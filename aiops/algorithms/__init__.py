@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from importlib import metadata
+from numbers import Real
 
 from aiops.algorithms.base import Algorithm
 from aiops.common.load import imported
+from aiops.common.settings import KINDS
 from aiops.errors import UsageError, nearest
 
 DEFAULT = "schedule-free"
@@ -79,3 +81,20 @@ def _check_form(name: str, kind: type[Algorithm]) -> None:
                 f"policy {name!r}: the setting {setting} has no default, and every setting needs"
                 f" one (a number, a word or a truth value): write {setting}: ... = ..."
             )
+        _check_inherited(name, kind, setting, field.default)
+
+
+def _check_inherited(name: str, kind: type[Algorithm], setting: str, default: object) -> None:
+    """Refuse a default of another type than the setting has in a base, which checks it."""
+    for base in kind.__mro__[1:]:
+        usual = getattr(base, "__dataclass_fields__", {}).get(setting)
+        if usual is None or usual.default is dataclasses.MISSING:
+            continue
+        wanted = type(usual.default)
+        if isinstance(default, Real if wanted is float else wanted):
+            continue
+        raise UsageError(
+            f"policy {name!r}: the default of {setting} is {default!r}, and in {base.__name__} it"
+            f" is {KINDS.get(wanted, f'a {wanted.__name__}')}: write one, such as"
+            f" {usual.default!r}"
+        )

@@ -7,7 +7,9 @@ from typing import Any
 
 from aiops.errors import UsageError, nearest
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+"""The types that settings have, in words."""
+
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -62,5 +64,5 @@ def read_setting(owner: str, key: str, value: Any, defaults: Mapping[str, Any]) 
             raise ValueError
         return kind(value)
     except (ValueError, TypeError, KeyError, OverflowError):
-        wanted = _KINDS.get(kind, f"a {kind.__name__}")
+        wanted = KINDS.get(kind, f"a {kind.__name__}")
         raise UsageError(f"{owner}: {key} must be {wanted}, not {value!r}") from None

@@ -58,17 +58,37 @@ class NoDefault(Algorithm):
     beta: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextRate(Algorithm):
+    name = "text-rate"
+    lr: str = "0.003"  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRate(Algorithm):
+    name = "whole-rate"
+    lr: float = 1
+
+
 @each_row(
     ("kind", "words"),
     [
         (NoName, "NoName has no name"),
         (NoDataclass, "beta would be a setting if NoDataclass were a dataclass"),
         (NoDefault, "the setting beta has no default"),
+        (
+            TextRate,
+            "the default of lr is '0.003', and in Algorithm it is a number: write one",
+        ),
     ],
 )
 def test_a_class_of_the_wrong_form_is_explained(kind: type[Algorithm], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find(f"{__name__}:{kind.__name__}")
+
+
+def test_a_whole_number_is_a_number() -> None:
+    assert find(f"{__name__}:WholeRate") is WholeRate
 
 
 def test_a_rule_that_no_kernel_can_do_is_refused_before_there_is_a_model() -> None:
