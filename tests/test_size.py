@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 705),
-    "algorithms": (29, 4034),
+    "algorithms": (30, 4210),
     "averaging": (4, 519),
     "bandwidth": (9, 2095),
     "cli": (41, 6950),

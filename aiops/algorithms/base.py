@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from aiops.algorithms.checks import made_rule, try_modulation
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.per_tensor import Clause, PerTensor
 from aiops.algorithms.schedules import SECONDS, UNITS, UPDATES, Schedule
@@ -245,7 +246,7 @@ class Algorithm:
             raise UsageError(f"{text}: stay between 1e-37 and 1e37")
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
-        """Refuse settings that cannot work together, and a rule that cannot be compiled.
+        """Refuse settings that cannot work together, and a rule or modulation that cannot work.
 
         Parameters
         ----------
@@ -259,9 +260,11 @@ class Algorithm:
         ConflictError
             When settings exclude each other; it tells which, and what to change.
         UsageError
-            When the rule uses anything that kernels do not support; it names the line.
+            When the rule uses anything that kernels do not support (it names the line), or
+            `modulation` returns anything but a finite number ≥ 0.
         """
-        parse(self.rule())
+        parse(made_rule(self.name, self.rule))
+        try_modulation(self.name, self.modulation)
         if self.barrier and workers is None:
             raise ConflictError(
                 f"{self.name} waits for a known number of workers: say how many with --workers N"
@@ -453,7 +456,10 @@ class Algorithm:
         return self.rule().function is sgd
 
     def modulation(self, staleness: int) -> float:
-        """Return s(τ), the factor of the learning rate for a gradient of this staleness (≥ 0)."""
+        """Return s(τ) ≥ 0, the factor of the learning rate for a gradient of this staleness (≥ 0).
+
+        It goes by the staleness and the settings alone: the server asks once for each.
+        """
         return 1.0
 
     def policy(self, workers: int | None) -> Policy:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +135,8 @@ def facts(kind: type[Algorithm]) -> PolicyFacts:
     ('all workers', 'pushes each gradient', '1: a sum')
     """
     algorithm = kind()
+    with suppress(ConflictError):  # its other mistakes are told here, as a server would
+        algorithm.check(WORKERS)
     plan = plan_of(algorithm, WORKERS)
     waits, collects = _watch(algorithm.policy(WORKERS))
     if waits != "no worker" and plan.get("limit"):

@@ -36,12 +36,20 @@ def imported(place: str, what: str) -> Any:
         raise UsageError(f"{what}: {module_name} has no {attribute!r}") from None
 
 
+def described(error: BaseException, *, skipped: int = 0) -> str:
+    """Return an error of a user's code in one line: its class, its text, and the last line in it.
+
+    ``skipped``: the frames of the caller's own, from the outside: without others there is no line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[skipped:]
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        text, place = error.msg, f" ({error.filename}, line {error.lineno})"
+    else:
+        place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{text and ': '}{text}{place}"
+
+
 def _failed(what: str, module_name: str, error: Exception) -> UsageError:
     """Return the error of a module that cannot be imported, with the place of the mistake."""
-    if isinstance(error, SyntaxError):
-        place, why = f"{error.filename}, line {error.lineno}", error.msg
-    else:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place, why = f"{last.filename}, line {last.lineno}", " ".join(str(error).split())
-    kind = type(error).__name__
-    return UsageError(f"{what}: {module_name} cannot be imported: {kind}: {why} ({place})")
+    return UsageError(f"{what}: {module_name} cannot be imported: {described(error)}")

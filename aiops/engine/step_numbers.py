@@ -5,12 +5,35 @@ from __future__ import annotations
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
+from aiops.algorithms.checks import modulation_at
 from aiops.engine.rate_gain import RateGain
 from aiops.engine.staleness import RecentStaleness
 from aiops.model.layout import Array, Cover, Ints, Layout
 from aiops.store.snapshots import Version
 
 _MOST = 1024  # rows of staleness that are kept
+
+
+class Modulations(dict[int, float]):
+    """Modulations by staleness, made when they are asked for.
+
+    Raises
+    ------
+    UsageError
+        When the algorithm has no finite number ≥ 0 for a staleness. The server ends: no update is
+        made with it, and no worker is to blame.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__()
+        self._algorithm = algorithm
+
+    def __missing__(self, staleness: int) -> float:
+        if len(self) >= _MOST:
+            self.clear()
+        algorithm = self._algorithm
+        self[staleness] = found = modulation_at(algorithm.name, algorithm.modulation, staleness)
+        return found
 
 
 class EvenSteps(dict[int, tuple[Array, Array]]):
@@ -21,16 +44,16 @@ class EvenSteps(dict[int, tuple[Array, Array]]):
     """
 
     def __init__(
-        self, algorithm: Algorithm, tensors: int, factors: Array | None, rate: float
+        self, modulations: Modulations, tensors: int, factors: Array | None, rate: float
     ) -> None:
         super().__init__()
-        self._algorithm, self._tensors, self._factors = algorithm, tensors, factors
+        self._modulations, self._tensors, self._factors = modulations, tensors, factors
         self.rate = rate
 
     def __missing__(self, staleness: int) -> tuple[Array, Array]:
         if len(self) >= _MOST:
             self.clear()
-        scales = np.full(self._tensors, self._algorithm.modulation(staleness))
+        scales = np.full(self._tensors, self._modulations[staleness])
         steps = scales * self.rate
         if self._factors is not None:
             steps *= self._factors
@@ -59,7 +82,8 @@ class StepNumbers:
         self.scheduled = callable(rates)
         self._factors, self._own_scalars = algorithm.numbers_of(layout.tensors)
         rate = 0.0 if callable(rates) else rates
-        self.even = EvenSteps(algorithm, len(layout.tensors), self._factors, rate)
+        self._modulations = Modulations(algorithm)
+        self.even = EvenSteps(self._modulations, len(layout.tensors), self._factors, rate)
         self.recent_staleness = RecentStaleness()
         self.gain = RateGain(algorithm.most_gain)
         # Of `scalars`: for which level, mean and gain, and what.
@@ -78,7 +102,7 @@ class StepNumbers:
         ``stale``: int64[n], the staleness of each; None: they all have the gradient's.
         """
         if stale is not None:
-            scales = np.array([self._algorithm.modulation(int(tau)) for tau in stale])
+            scales = np.array([self._modulations[tau] for tau in stale.tolist()], np.float64)
             steps = scales * self.even.rate
             return scales, steps if self._factors is None else steps * self._factors[cover.tensors]
         scales, steps = self.even[staleness]

@@ -16,6 +16,7 @@ from aiops.engine.events import Effect, OnApplied, Received, Reply
 from aiops.engine.membership import Member, Membership
 from aiops.engine.replies import error_of, too_old
 from aiops.engine.schedule_position import SchedulePosition
+from aiops.engine.step_numbers import Modulations
 from aiops.engine.table_receive import RowsSink, TableAdmission
 from aiops.engine.validation import misfactored
 from aiops.errors import BadPush, Refused
@@ -95,6 +96,7 @@ class TableRequests:
         self._spread, self._position = spread, position
         self._algorithm, self.stores, self._membership = algorithm, stores, membership
         self._rates = algorithm.row_rates(workers)
+        self._modulations = Modulations(algorithm)
         names = [store.named.name for store in stores]
         self._factors = {name: algorithm.rate_factor(name) for name in names}
         self._scalars = {name: algorithm.tensor_scalars(name) for name in names}
@@ -263,7 +265,7 @@ class TableRequests:
             position.rows_used()
         if callable(rate):
             rate = rate(store.version if position is None else position.at())
-        job.step = rate * self._algorithm.modulation(staleness) * self._factors[name] * factor
+        job.step = rate * self._modulations[staleness] * self._factors[name] * factor
         job.scalars = self._algorithm.row_scalars(store.version + 1) + self._scalars[name]
         return staleness
 

@@ -24,7 +24,7 @@ from tests.support import PATIENCE, Process, ServerThread, server_process
 PAGE = (Path(__file__).parents[2] / "docs" / "guide-own-algorithm.md").read_text("utf-8")
 FILES = dict(re.findall(r"```python (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 ENTRY_POINTS = "".join(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
-QUOTED = dict(re.findall(r"^\| (.+?) \| ((?:rule|policy|signum) .+?) \|$", PAGE, re.MULTILINE))
+QUOTED = dict(re.findall(r"^\| (.+?) \| ((?:rule|policy|signum)\W.+?) \|$", PAGE, re.MULTILINE))
 POLICIES = ["signum:Signum", "checked:Checked", "backup:Backup", "local_signum:LocalSignum"]
 
 # How the words of the table of slips are made in the file, or what else is asked for.
@@ -32,6 +32,10 @@ SLIPS = {
     "`numpy.tanh(m)` in the rule": ("sign(m), m", "numpy.tanh(m), m"),
     "`return w - step * sign(m)`": ("sign(m), m", "sign(m)"),
     "`def signum(w, g, step, m, beta, rest)`": ("m, step, beta", "step, m, beta"),
+    '`Rule(signum, ["m"], ...)`': ('{"m": 0.0}', '["m"]'),
+    "no `return` in `rule`": ("return Rule", "Rule"),
+    "`1 / staleness`": ("1 / (staleness + 1)", "1 / staleness"),
+    '`lr: str = "0.002"`': ("lr: float = 0.002", 'lr: str = "0.002"'),
     "`beta: float`": ("beta: float = 0.9", "beta: float"),
     "no `@dataclass`": ("@dataclass(frozen=True, kw_only=True)\n", ""),
     "no `name`": ('    name = "signum"\n', ""),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from aiops.algorithms import find
+from aiops.algorithms.asgd import ASGD
 from aiops.engine.step_numbers import StepNumbers
+from aiops.errors import UsageError
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Cover, Ints, Layout
 from aiops.store.snapshots import Version
@@ -82,6 +85,29 @@ class TestRates:
         for staleness in range(1, 3000):
             assert found.even[staleness][1][0] == 1 / staleness
             assert len(found.even) <= 1024
+
+
+class TestModulationsThatFail:
+    """A staleness that was not tried before the run: the server ends, and no update is made."""
+
+    @pytest.mark.parametrize("value", [math.nan, -1.0, None, "raises"])
+    def test_no_step_is_made_of_what_is_no_number(self, value: Any) -> None:
+        class Mine(ASGD):
+            name = "mine"
+
+            def modulation(self, staleness: int) -> float:
+                if value == "raises":
+                    raise KeyError(staleness)
+                return cast("float", value)
+
+        found = StepNumbers(Mine(), None, LAYOUT)
+        stale: Ints = np.array([5, 0, 0])
+        words = "mine: the modulation for a staleness of 5 (is|fails with KeyError)"
+        with pytest.raises(UsageError, match=words):
+            _ = found.even[5]
+        with pytest.raises(UsageError, match=words):
+            found.of(cover(0, 1, 2), 5, stale)
+        assert not found.even
 
 
 class TestScalars:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import threading
@@ -16,7 +17,7 @@ import pytest
 import uvloop
 
 import aiops
-from aiops.algorithms.base import Algorithm
+from aiops.algorithms.base import Algorithm, Decision, Policy
 from aiops.algorithms.optimizers import sgd
 from aiops.client import Client, Worker
 from aiops.engine.events import CopyDue
@@ -356,6 +357,29 @@ class TestFailure:
             learnt = True
         assert learnt  # the error of the server's end would hide one of these lines
 
+    @pytest.mark.parametrize("ask", [Client.exchange, Client.push])
+    def test_a_modulation_that_is_no_number_ends_the_server_and_changes_no_parameter(
+        self, ask: Callable[..., Any]
+    ) -> None:
+        why = "unfinished: the modulation for a staleness of 5 is nan; it must be a finite number"
+        kept = None
+        with (  # noqa: PT012  (it is the end of the server that raises)
+            pytest.raises(UsageError, match=why),
+            ServerThread(policy=f"{__name__}:Unfinished", kernels="numpy") as server,
+            Client(server.url, role="worker", name="slow") as slow,
+            Client(server.url, role="worker", name="fast") as fast,
+        ):
+            old = slow.define({"w": np.zeros(3, np.float32)})
+            params = fast.define({"w": np.zeros(3, np.float32)})
+            for _ in range(5):
+                fast.exchange(params, ones(params))
+            store = server.call(lambda s: s.engine.training.store)
+            slow.timeout = 0.5
+            with pytest.raises((ConnectionLost, Unavailable), match=why):
+                ask(slow, old, ones(old))
+            kept = store.version, store.current.arena.data.view(np.float32)[:3].tolist()
+        assert kept == (5, pytest.approx([-0.5] * 3))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(Algorithm):
@@ -373,8 +397,30 @@ class Failing(Algorithm):
     def rule(self) -> Rule:
         return Rule(sgd)
 
+    def policy(self, workers: int | None) -> Policy:
+        return FailingPolicy()
+
+
+class FailingPolicy(Policy):
+    def push(self, worker: int, staleness: int) -> Decision:
+        return Decision(use=True, divide=int(1 / staleness))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished(Algorithm):
+    """One whose modulation is no number for a staleness that is not tried before the run.
+
+    Settings
+    --------
+    lr : float, default 0.1
+        Learning rate.
+    """
+
+    name = "unfinished"
+    lr: float = 0.1
+
     def modulation(self, staleness: int) -> float:
-        return 1 / staleness
+        return math.nan if staleness == 5 else 1.0
 
 
 class TestStats:
