@@ -19,7 +19,7 @@ SIZES = {
     "bandwidth": (9, 2095),
     "cli": (41, 6950),
     "client": (87, 19640),
-    "codecs": (13, 2905),
+    "codecs": (14, 3075),
     "compiled": (2, 58),
     "common": (17, 1300),
     "dashboard": (6, 850),

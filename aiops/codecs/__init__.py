@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from aiops.codecs.base import Codec, Encoder, NotFinite
+from aiops.codecs.trial import try_codec
 from aiops.common.load import imported
 from aiops.errors import UsageError, nearest
 
@@ -41,8 +42,8 @@ def find(spec: str) -> Codec:
     Raises
     ------
     UsageError
-        When there is none (it names the nearest), the object is no `Codec` class, or a setting is
-        not allowed.
+        When there is none (it names the nearest), the object is no `Codec` class, a setting is not
+        allowed, or a codec of the user's does not decode what it encodes (`aiops.codecs.trial`).
     """
     name, _, settings = spec.partition(":")
     kind = _known.get(name)
@@ -57,7 +58,10 @@ def find(spec: str) -> Codec:
             attribute, _, settings = settings.partition(":")
             place = f"{name}:{attribute}"
         kind = _load(place)
-    return kind.make(settings)
+    codec = kind.make(settings)
+    if not kind.__module__.startswith("aiops.codecs."):
+        try_codec(codec)
+    return codec
 
 
 def codec_named(name: str) -> type[Codec] | None:

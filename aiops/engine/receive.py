@@ -250,6 +250,7 @@ class CodedIncoming(PushSink):
             f"{tensor.name!r}: its payload is no {part.codec} of this tensor: it {why}; nothing of"
             " this push was applied",
             tensor=tensor.name,
+            codec=part.codec,
         )
 
     def _raw_fault(self, part: Part, payload: Bytes) -> BadPush | None:

@@ -72,6 +72,30 @@ def test_what_cannot_be(spec: str, text: str) -> None:
         find(spec)
 
 
+@each_row(
+    ("kind", "text"),
+    [
+        ("NoEncoder", "NoEncoder has no method encoder(): write it"),
+        ("NoWrite", "Unwritten has no method write(): write it"),
+        ("NoReturn", "encoder() returned None, and it must return an aiops.codecs.Encoder"),
+        ("NoDecode", "NoDecode has no method decode(): write it"),
+        ("Failing", "decode() fails with IndexError: there is no such thing ("),
+        (
+            "Refusing",
+            "check() refuses what its own encoder wrote of a tensor of [16, 32]: it has 516 bytes"
+            " instead of 516; check() must return None for a payload that decode() can read",
+        ),
+        ("Infinite", "decode() gives inf for a tensor of numbers from -1 to 1: its values must be"),
+        ("Adding", "decode() without add=True goes by what is in out: it must overwrite that"),
+        ("Overwriting", "decode() with add=True does not add to what is in out"),
+    ],
+)
+def test_one_of_a_users_that_cannot_work_is_refused_before_a_run(kind: str, text: str) -> None:
+    with pytest.raises(UsageError, match=rf"^codec '[\w-]+' \({HERE}:{kind}\): ") as caught:
+        find(f"{HERE}:{kind}")
+    assert text in str(caught.value)
+
+
 def test_somebody_elses_in_one_file() -> None:
     codec = find(f"{HERE}:Signs:size=0.5")
     assert codec == Signs(size=0.5)

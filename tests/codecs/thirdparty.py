@@ -68,3 +68,83 @@ class Unset(Signs):
     name: ClassVar[str] = "unset"
 
     table: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoEncoder(Codec):
+    name: ClassVar[str] = "no-encoder"
+
+    def most(self, shape):
+        return 4
+
+
+class Unwritten(Encoder):
+    def wrte(self, values):
+        return len(self.payload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoWrite(Signs):
+    name: ClassVar[str] = "no-write"
+
+    def encoder(self, shape, *, feedback, backend="auto"):
+        return Unwritten(self, shape, feedback=feedback, backend=backend)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoReturn(Signs):
+    name: ClassVar[str] = "no-return"
+
+    def encoder(self, shape, *, feedback, backend="auto"):
+        super().encoder(shape, feedback=feedback, backend=backend)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoDecode(NoWrite):
+    name: ClassVar[str] = "no-decode"
+    decode = Codec.decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(Signs):
+    name: ClassVar[str] = "failing"
+
+    @classmethod
+    def decode(cls, payload, shape, out, *, add=False, backend="auto"):
+        raise IndexError("there is no such thing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusing(Signs):
+    name: ClassVar[str] = "refusing"
+
+    @classmethod
+    def check(cls, payload, shape, backend="auto"):
+        return f"has {len(payload)} bytes instead of {4 + elements(shape)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infinite(Signs):
+    name: ClassVar[str] = "infinite"
+
+    @classmethod
+    def decode(cls, payload, shape, out, *, add=False, backend="auto"):
+        out[:] = np.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adding(Signs):
+    name: ClassVar[str] = "adding"
+
+    @classmethod
+    def decode(cls, payload, shape, out, *, add=False, backend="auto"):
+        super().decode(payload, shape, out, add=True, backend=backend)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overwriting(Signs):
+    name: ClassVar[str] = "overwriting"
+
+    @classmethod
+    def decode(cls, payload, shape, out, *, add=False, backend="auto"):
+        super().decode(payload, shape, out, add=False, backend=backend)

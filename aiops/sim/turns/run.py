@@ -192,6 +192,11 @@ class Run(Closing):
         A run in which the server refuses a gradient because it is not finite ends there, and the
         result's ``diverged`` has the reason.
 
+        Raises
+        ------
+        BadPush
+            When a codec refuses what its own encoder wrote.
+
         Parameters
         ----------
         on_progress
@@ -206,6 +211,8 @@ class Run(Closing):
                     break
                 self.curve.append(self._sample())
         except BadPush as error:
+            if "codec" in error.details:  # a payload's form is no matter of its values
+                raise
             self._diverged = str(error)
         return self.outcome()
 

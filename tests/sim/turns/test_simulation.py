@@ -18,7 +18,8 @@ import pytest
 
 from aiops.algorithms.base import Algorithm, Decision, Policy
 from aiops.client.params import Params
-from aiops.errors import ConflictError, StaleGradient, UsageError
+from aiops.codecs.int8 import Int8
+from aiops.errors import BadPush, ConflictError, StaleGradient, UsageError
 from aiops.kernels.rule import Rule
 from aiops.lab.workloads import PerceptronTask
 from aiops.model.layout import Array, Ints
@@ -243,6 +244,16 @@ class TestRun:
         assert not outcome.complete
         assert outcome.diverged is not None
         assert re.search(r"layer0.*holds nan", outcome.diverged)
+
+    def test_a_payload_that_its_codec_refuses_is_no_divergence(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Run(simulation(push_codec=("int8",)), TASK) as run:
+            refuse = classmethod(lambda *_given: "has 9 bytes instead of 9")
+            monkeypatch.setattr(Int8, "check", refuse)
+            with pytest.raises(BadPush, match="its payload is no int8 of this tensor: it has 9"):
+                run.execute()
+        assert run._diverged is None
 
     def test_the_rest_is_pushed_at_the_end(self) -> None:
         gate = "periodic:k_push=8,k_fetch=8"
