@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from numbers import Integral, Real
 from typing import Any
 
 from aiops.errors import UsageError, nearest
@@ -10,6 +12,8 @@ from aiops.errors import UsageError, nearest
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 """The types that settings have, in words."""
 
+_NAMED = {kind.__name__: kind for kind in KINDS}
+_FITTING = {"bool": bool, "int": Integral, "float": Real, "str": str}
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -66,3 +70,34 @@ def read_setting(owner: str, key: str, value: Any, defaults: Mapping[str, Any]) 
     except (ValueError, TypeError, KeyError, OverflowError):
         wanted = KINDS.get(kind, f"a {kind.__name__}")
         raise UsageError(f"{owner}: {key} must be {wanted}, not {value!r}") from None
+
+
+def check_texts(name: str, value: object) -> None:
+    """Refuse a value that is no list or tuple of texts, such as one text, whose letters are."""
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return
+    remedy = f": write [{value!r}]" if isinstance(value, str) else ""
+    raise UsageError(f"{name} must be a list or tuple of texts, not {value!r}{remedy}")
+
+
+def check_types(settings: Any) -> None:
+    """Refuse a dataclass whose fields have values of other types than their annotations say.
+
+    Those are ``bool``, ``int``, ``float``, ``str`` and ``tuple[str, ...]``, each with or without
+    ``| None``.
+
+    Raises
+    ------
+    UsageError
+        It names the field, its type in words, and the value.
+    """
+    for field in fields(settings):
+        kind, _, rest = str(field.type).partition(" | ")
+        value = getattr(settings, field.name)
+        if value is None and rest:
+            continue
+        if kind.startswith("tuple"):
+            check_texts(field.name, value)
+        elif not isinstance(value, _FITTING[kind]):
+            words = KINDS[_NAMED[kind]] + (", or None" if rest else "")
+            raise UsageError(f"{field.name} must be {words}, not {value!r}")

@@ -20,6 +20,7 @@ from aiops.algorithms.per_tensor import SETTING, gathered
 from aiops.bandwidth.units import parse_rate
 from aiops.common import failure_waits
 from aiops.common.failure_waits import FailureWaits
+from aiops.common.settings import check_texts
 from aiops.common.urls import (
     PORT,
     RELAY_PORT,
@@ -64,6 +65,7 @@ _COUNTS = (
     "metrics_workers",
 )
 _MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag", "metrics_workers")
+_LISTS = ("set", "push_codec", "fetch_codec", "followers", "track")
 SECRETS = ("token", "relay_token")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
 _MOST = 1 << 62
@@ -249,6 +251,8 @@ class Config:
         for name, wait in _DERIVED.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(self.waits, wait))
+        for name in _LISTS:
+            check_texts(name, getattr(self, name))
         shards: object = self.shards
         if isinstance(shards, str):  # `settle_shards` has replaced auto
             raise UsageError(f"--shards must be a number, or auto, not {shards!r}")

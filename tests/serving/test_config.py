@@ -436,3 +436,10 @@ def test_flags_do_not_show_the_tokens() -> None:
     shown = Config(relay="a:1", policy="asgd", **secrets).flags()
     assert shown == ["--policy=asgd", "--relay=a:1"]
     assert Config(policy="asgd", lr=0.5, port=0).flags(("lr", "device")) == ["--lr=0.5"]
+
+
+@each_row("name", ["set", "push_codec", "fetch_codec", "followers", "track"])
+def test_a_text_is_no_list_of_texts(name: str) -> None:
+    given: dict[str, Any] = {name: "lr=1"}
+    with pytest.raises(UsageError, match=rf"{name} must be .*, not 'lr=1': write \['lr=1'\]"):
+        Config(**given)

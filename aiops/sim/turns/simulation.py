@@ -10,6 +10,7 @@ from typing import Any
 
 from aiops.algorithms import find
 from aiops.bandwidth.gates import find as find_gate
+from aiops.common.settings import check_types
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError
@@ -82,6 +83,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         """Check what can be checked without data."""
+        check_types(self)
         for name in ("clients", "batch_size", "iterations", "hidden"):
             if getattr(self, name) < 1:
                 what = name.replace("_", "-")
