@@ -24,7 +24,7 @@ from aiops.sim.turns.client_selection import Selection, restore_rule, rule_state
 from aiops.sim.turns.memory_server import MemoryServer
 from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.simulated_client import SimulatedClient
-from aiops.sim.turns.task import Batches, Task, compute
+from aiops.sim.turns.task import Batches, Task, compute, initial_parameters
 from aiops.store.parameters import Store
 from aiops.wire.connection import SinkFor
 
@@ -85,7 +85,7 @@ class Dispatcher(Closing):
     ) -> None:
         self.engine, self.task, self.batches, self.selection = engine, task, batches, selection
         self.server = MemoryServer(engine, line=line)
-        initial = task.initial(seed)
+        initial = initial_parameters(task, seed)
         self.workers = [
             SimulatedClient(self.server, f"client-{i}", initial, ahead=not waits)
             for i in range(clients)

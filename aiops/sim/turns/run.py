@@ -19,7 +19,7 @@ from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.result import SimulationResult, SimulationSample
 from aiops.sim.turns.simulation import Simulation
-from aiops.sim.turns.task import Batches, Task
+from aiops.sim.turns.task import Batches, Task, check_task, validated
 from aiops.wire.connection import SinkFor
 
 _AT_ONCE = 100  # turns between two looks at the clock
@@ -78,6 +78,7 @@ class Run(Closing):
 
     def __post_init__(self, rule: Selection | None) -> None:
         """Set everything up."""
+        check_task(self.task)
         run = self.simulation
         self._stopping = False
         self._diverged: str | None = None
@@ -251,7 +252,7 @@ class Run(Closing):
         )
 
     def _sample(self) -> SimulationSample:
-        cost, error = self.task.validate(self.dispatcher.evaluated)
+        cost, error = validated(self.task, self.dispatcher.evaluated)
         account, store = self.engine.membership.ledger(), self.dispatcher.store
         pushed, fetched = account["pushed"], account["fetched"]
         return SimulationSample(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +39,82 @@ class Task(Protocol):
 
     def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
         """Return the cost and the error (a share) on examples that are not trained on."""
+
+
+_PARTS = ("initial", "examples", "gradient", "validate")
+
+
+def check_task(task: object) -> None:
+    """Refuse an object that is no `Task`, as far as that shows without calling its methods.
+
+    Raises
+    ------
+    UsageError
+        It names the task's class, and the part that it lacks.
+    """
+    if isinstance(task, type):
+        raise UsageError(
+            f"the task is the class {task.__name__}: give an object of it, such as"
+            f" {task.__name__}()"
+        )
+    name = type(task).__name__
+    for part in _PARTS:
+        if not hasattr(task, part):
+            raise UsageError(
+                f"the task {name} has no {part!r}: a task has {', '.join(_PARTS)}"
+                " (aiops.sim.turns.task.Task)"
+            )
+        if part != "examples" and not callable(getattr(task, part)):
+            raise UsageError(f"the task {name} has {part!r}, and it must be a method")
+    examples: Any = getattr(task, "examples")  # noqa: B009  (an object's of unknown class)
+    if not isinstance(examples, Integral):
+        raise UsageError(
+            f"the task {name} has examples = {examples!r}, and it must be a whole number: those to"
+            " train on"
+        )
+
+
+def initial_parameters(task: Task, seed: int) -> Mapping[str, Array]:
+    """Return a task's fresh parameters.
+
+    Raises
+    ------
+    UsageError
+        When the task returns no mapping of names to arrays.
+    """
+    found: object = task.initial(seed)
+    if isinstance(found, Mapping):
+        return found
+    raise UsageError(
+        f"the task {type(task).__name__}: initial() returned {_kind(found)}, and it must return a"
+        " dict of names and arrays, such as {'w': numpy.zeros(3, numpy.float32)}"
+    )
+
+
+def validated(task: Task, params: Mapping[str, Array]) -> tuple[float, float]:
+    """Return a task's cost and error.
+
+    Raises
+    ------
+    UsageError
+        When the task does not return two numbers.
+    """
+    found: Any = task.validate(params)
+    try:
+        cost, error = found
+        return float(cost), float(error)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"the task {type(task).__name__}: validate() returned {_kind(found)}, and it must"
+            " return two numbers, the cost and the error (a share)"
+        ) from None
+
+
+def _kind(found: object) -> str:
+    """Return a value for an error: a number as it is, and of anything else its type."""
+    if found is None or isinstance(found, Real):
+        return repr(found)
+    return f"a {type(found).__name__}"
 
 
 def compute(task: Task, params: Mapping[str, Array], rows: Ints, out: Params) -> None:

@@ -265,6 +265,21 @@ class TestRun:
         assert 0 < left <= 4
 
 
+class PlainTask:
+    """A task of a user's: the mean of some numbers."""
+
+    examples: Any = 600
+
+    def initial(self, seed: int) -> dict[str, Array]:
+        return {"mean": np.zeros(1, np.float32)}
+
+    def gradient(self, params: Any, rows: Any, out: Any) -> None:
+        out["mean"][:] = params["mean"] - 3
+
+    def validate(self, params: Any) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
 _TUPLES: dict[str, tuple[str, ...]] = {"set": (), "push_codec": (), "fetch_codec": ()}
 
 
@@ -349,6 +364,15 @@ class TestRefused:
             ({"hidden": 0}, "hidden must be 1 or more"),
             ({"samples": -1}, "samples must be 0 or more"),
             ({"seed": -1}, "seed must be 0 or more"),
+            ({"clients": "4"}, "clients must be a whole number, not '4'"),
+            ({"batch_size": 2.5}, "batch_size must be a whole number, not 2.5"),
+            ({"lr": "0.1"}, "lr must be a number, or None, not '0.1'"),
+            ({"dataset": None}, "dataset must be a text, not None"),
+            ({"waits": "no"}, "waits must be true or false, not 'no'"),
+            ({"push_codec": "int8"}, r"tuple of texts, not 'int8': write \['int8'\]"),
+            ({"fetch_codec": None}, "fetch_codec must be a list or tuple of texts, not None"),
+            ({"set": "lr=1"}, r"set must be a list or tuple of texts, not 'lr=1': write \['lr=1"),
+            ({"set": (1,)}, r"set must be a list or tuple of texts, not \(1,\)"),
             ({"batch_size": 2000}, "give 1 to 1198"),
             ({"order": "sequentially"}, "no order of examples is called 'sequentially'.*sequent"),
             ({"selection": "unifrom"}, "no selection rule is called 'unifrom'.*uniform"),
@@ -362,6 +386,37 @@ class TestRefused:
     def test_settings(self, settings: Mapping[str, Any], match: str) -> None:
         with pytest.raises(UsageError, match=match), Run(simulation(**settings), TASK):
             pass
+
+    @each_row(
+        ("part", "value", "match"),
+        [
+            ("examples", None, "PlainTask has examples = None, and it must be a whole number"),
+            ("examples", 2.5, "PlainTask has examples = 2.5, and it must be a whole number"),
+            ("gradient", None, "PlainTask has 'gradient', and it must be a method"),
+            ("initial", lambda seed: [np.zeros(1)], r"initial\(\) returned a list, .* a dict of"),
+            ("initial", lambda seed: None, r"initial\(\) returned None, and it must return a dict"),
+            ("validate", lambda params: 0.5, r"validate\(\) returned 0.5, .* two numbers, the co"),
+            ("validate", lambda params: None, r"validate\(\) returned None, and it must return"),
+            ("validate", lambda params: (1, 2, 3), r"validate\(\) returned a tuple, and it must"),
+            ("validate", lambda params: "ab", r"validate\(\) returned a str, and it must"),
+        ],
+    )
+    def test_tasks(self, part: str, value: Any, match: str) -> None:
+        task = PlainTask()
+        setattr(task, part, value)
+        with pytest.raises(UsageError, match=f"^the task .*{match}"):
+            simulate(simulation("asgd"), task)
+
+    @each_row("part", ["initial", "examples", "gradient", "validate"])
+    def test_tasks_that_lack_a_part(self, part: str) -> None:
+        members = {**vars(PlainTask), "examples": 600}
+        del members[part]
+        with pytest.raises(UsageError, match=f"the task Lacking has no '{part}': a task has initi"):
+            simulate(simulation("asgd"), type("Lacking", (), members)())
+
+    def test_a_class_is_no_task(self) -> None:
+        with pytest.raises(UsageError, match=r"is the class PlainTask: give an .* PlainTask\(\)"):
+            simulate(simulation("asgd"), PlainTask)  # type: ignore[arg-type]
 
     def test_policies(self) -> None:
         with pytest.raises(UsageError, match=r"fasgdd.*fasgd"):
