@@ -1,4 +1,4 @@
-"""Parse and format rates in bytes per second, and check that one can carry a model."""
+"""Parse sizes and rates, format rates, and check that one can carry a model."""
 
 from __future__ import annotations
 
@@ -20,6 +20,39 @@ _BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KI": 1 << 10, "MI": 1 << 20, "GI
 _RATE = re.compile(
     r"\s*(\d[\d_]*(?:\.\d*)?|\.\d+)\s*([kmg]i?)?(b|bits?)?(/s|ps)?\s*", re.IGNORECASE | re.ASCII
 )
+_SIZE = re.compile(r"\s*(\d[\d_]*(?:\.\d*)?|\.\d+)\s*(?:([kmg]i?)?b)?\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_size(flag: str, text: str) -> int:
+    """Return a size in bytes.
+
+    >>> [parse_size("--model", text) for text in ("5MB", "64KiB", "1.5 GB", "5000")]
+    [5000000, 65536, 1500000000, 5000]
+
+    Parameters
+    ----------
+    flag
+        The flag that an error names.
+    text
+        A number of bytes, or a number with B, KB, MB, GB (1000), KiB, MiB or GiB (1024).
+
+    Raises
+    ------
+    UsageError
+        When it is no size, or there is no memory of it.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        why = "a rate, and no size" if _RATE.fullmatch(text) and "/s" in text.lower() else "no size"
+        raise UsageError(
+            f"{flag} {text!r} is {why}: write a number of bytes, or one with KB, MB, GB, KiB, MiB"
+            " or GiB, such as 64MiB"
+        )
+    number, scale = match.groups()
+    size = int(float(number) * _BYTES[(scale or "").upper()])
+    if not 1 <= size <= _MOST:
+        raise UsageError(f"{flag} {text} is {size} bytes: it must be from 1 to 1,048,576 GiB")
+    return size
 
 
 def parse_rate(flag: str, text: str | float) -> int:

@@ -144,12 +144,12 @@ def cluster(
 
 
 def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> Workload:
-    from aiops.bandwidth.units import parse_rate
+    from aiops.bandwidth.units import parse_size
     from aiops.lab.workloads import PerceptronWorkload
     from aiops.sim.cluster.workload import Deadweight
 
     if model is not None:
-        return Deadweight(parse_rate("--model", model))
+        return Deadweight(parse_size("--model", model))
     return PerceptronWorkload(dataset, (hidden,), batch_size)
 
 

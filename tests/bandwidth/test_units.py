@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.bandwidth.units import LEAST, SLOWEST, format_rate, parse_rate, too_slow
+from aiops.bandwidth.units import LEAST, SLOWEST, format_rate, parse_rate, parse_size, too_slow
 from aiops.errors import UsageError
 from tests.rows import each_row
 
@@ -63,6 +63,40 @@ def test_what_is_no_rate(text: str, hint: str) -> None:
     with pytest.raises(UsageError, match=hint) as caught:
         parse_rate("--worker-budget", text)
     assert "--worker-budget" in str(caught.value)
+
+
+@each_row(
+    ("text", "expected"),
+    [
+        ("64MiB", 64 << 20),
+        ("5 mb", 5_000_000),
+        (".5GB", 500_000_000),
+        ("4B", 4),
+        ("5_000", 5000),
+        ("1.5KiB", 1536),
+    ],
+)
+def test_a_size(text: str, expected: int) -> None:
+    assert parse_size("--model", text) == expected
+
+
+@each_row(
+    ("text", "words"),
+    [
+        ("5XB", "--model '5XB' is no size: write a number of bytes, or one with KB"),
+        ("5M", "is no size"),
+        ("", "is no size"),
+        ("-1MB", "is no size"),
+        ("16Mbit", "is no size"),
+        ("2MB/s", "--model '2MB/s' is a rate, and no size: write a number of bytes"),
+        ("16Mbit/s", "is a rate, and no size"),
+        ("0", "--model 0 is 0 bytes: it must be from 1 to"),
+        ("9" * 30, "it must be from 1 to"),
+    ],
+)
+def test_what_is_no_size(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_size("--model", text)
 
 
 @given(st.floats(LEAST, 1e12))
