@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -153,6 +153,12 @@ class Join:
 ClusterEvent: TypeAlias = Cut | Silence | Kill | Join
 
 
+def _written(event: ClusterEvent) -> str:
+    """Return an event as a flag of ``aiops cluster``: ``--kill 2:9``."""
+    values = ":".join(f"{value:g}" for value in astuple(event))
+    return f"--{type(event).__name__.lower()} {values}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The settings of a simulated cluster.
@@ -233,15 +239,25 @@ class Cluster:
         there = self.workers
         for event in sorted(self.schedule, key=lambda event: event.at):
             if not 0 <= event.at < math.inf:
-                raise UsageError(f"{event} cannot be: training begins at 0 seconds")
+                raise UsageError(
+                    f"{_written(event)} comes at {event.at:g} s, and training begins at 0 s: give 0"
+                    " or more seconds"
+                )
             if isinstance(event, Join):
                 if event.workers < 1:
-                    raise UsageError(f"{event}: no worker joins; give 1 worker or more")
+                    raise UsageError(
+                        f"{_written(event)} has {event.workers} workers join: give 1 or more"
+                    )
                 there += event.workers
             elif not 0 <= event.worker < there:
-                raise UsageError(f"{event} cannot be: there are workers 0 to {there - 1} by then")
+                raise UsageError(
+                    f"{_written(event)} is of worker {event.worker}, and there are workers 0 to"
+                    f" {there - 1} by then: give one of these"
+                )
             if isinstance(event, Silence) and not 0 < event.seconds < math.inf:
-                raise UsageError(f"{event} cannot be: give more than 0 seconds")
+                raise UsageError(
+                    f"{_written(event)} lasts {event.seconds:g} s: give more than 0 seconds"
+                )
 
     def apply_time(self) -> Callable[[int], float] | None:
         """Return the seconds of an update as a function of its bytes; None: it takes no time."""

@@ -450,12 +450,18 @@ class TestWhatCannotBe:
             ({"apply_seconds": -0.1}, "apply_seconds is -0.1"),
             ({"apply_rate": 0.0}, "apply_rate is 0"),
             ({"seed": -1}, "the seed is -1"),
-            ({"schedule": (Cut(1.0, 4),)}, r"there are workers 0 to 3 by then"),
+            (
+                {"schedule": (Cut(1.0, 4),)},
+                r"^--cut 1:4 is of worker 4, and there are workers 0 to 3 by then",
+            ),
             ({"schedule": (Kill(1.0, 5), Join(2.0, 9))}, r"there are workers 0 to 3 by then"),
-            ({"schedule": (Kill(-1.0, 0),)}, "training begins at 0"),
+            (
+                {"schedule": (Kill(-1.0, 0),)},
+                "^--kill -1:0 comes at -1 s, and training begins at 0 s: give 0 or more",
+            ),
             ({"schedule": (Silence(1.0, 0, 0.0),)}, "give more than 0 seconds"),
             ({"schedule": (Silence(1.0, 4, 1.0),)}, r"there are workers 0 to 3 by then"),
-            ({"schedule": (Join(1.0, 0),)}, "no worker joins"),
+            ({"schedule": (Join(1.0, 0),)}, "^--join 1:0 has 0 workers join: give 1 or more"),
         ],
     )
     def test_of_a_cluster(self, fields: dict[str, Any], says: str) -> None:
