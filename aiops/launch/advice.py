@@ -28,6 +28,25 @@ _COLLECTED, _EACH = 32, 16  # workers from which on the server makes them, and f
 _BUSY = 0.5  # of the time between two updates that they may take it
 _LARGEST, _MOST, _SLOWEST = 3_360_000, 16, 3.0  # bytes, workers and times that were measured
 
+_LIMITS = (
+    ("nbytes", 1, 1 << 52, "the bytes of the model"),
+    ("workers", 1, 1_000_000, "--workers"),
+    ("slowest", 1, 1_000_000, "--unequal, times as long as the others that the slowest takes,"),
+    ("step", 0.000_001, 1_000_000, "--step, the seconds of a mini-batch,"),
+)
+"""Of the fields of a job: from which to which number, and what errors call them."""
+
+
+def _written(number: float) -> str:
+    """Return a number as people write it: 1e+06 as 1,000,000.
+
+    >>> [_written(number) for number in (1_000_000, 0.00001, 0.5, 2.0)]
+    ['1,000,000', '0.00001', '0.5', '2']
+    """
+    if isinstance(number, int) or not 1e-9 < abs(number) < 1e15:
+        return f"{number:,}"
+    return f"{number:,.9f}".rstrip("0").rstrip(".")
+
 
 @value
 class TrainingJob:
@@ -72,11 +91,13 @@ class TrainingJob:
         """Return the job; UsageError when there can be no such one."""
         if self.kind not in KINDS:
             raise UsageError(f"no kind is called {self.kind!r}; {nearest(self.kind, KINDS)}")
-        for name, most in (("nbytes", 1 << 52), ("workers", 1_000_000), ("slowest", 1e6)):
-            if not 1 <= getattr(self, name) <= most:  # as NaN is not
-                raise UsageError(f"{name} must be from 1 to {most:g}, not {getattr(self, name)}")
-        if not 1e-6 <= self.step <= 1e6:
-            raise UsageError(f"a step takes from 1e-6 to 1e6 seconds, not {self.step}")
+        for name, least, most, what in _LIMITS:
+            given = getattr(self, name)
+            if not least <= given <= most:  # as NaN is not
+                raise UsageError(
+                    f"{what} must be from {_written(least)} to {_written(most)}, not"
+                    f" {_written(given)}"
+                )
         rates = [rate for rate in (self.rate, self.server_rate) if rate is not None]
         if not all(0 < rate < math.inf for rate in rates):
             raise UsageError("a link carries bytes, and not infinitely many")
@@ -214,7 +235,10 @@ class Advice:
         return flags + ["--state", "run"] * self.state
 
     def commands(self, job: TrainingJob) -> list[str]:
-        """Return the command lines: of one machine, or of the server and of each worker."""
+        """Return the command lines: of one machine, or of the server and of each worker.
+
+        Beyond loopback a server needs a token: then the first line makes one.
+        """
         ahead = "AIOPS_OVERLAP=1 " * self.overlap
         if job.rate is None:
             line = ["aiops", "run", "--workers", str(job.workers), *self.flags, "train.py"]
@@ -222,7 +246,12 @@ class Advice:
         counted = self.policy in COUNTED and job.workers >= COUNTED[self.policy]
         count = ["--workers", str(job.workers)] if counted else []
         server = ["aiops", "serve", *self.flags, *count, "--host", "0.0.0.0"]
-        return [shlex.join(server), f"{ahead}AIOPS_URL=aiops://SERVER:7171 python train.py"]
+        worker = f"{ahead}AIOPS_URL=aiops://SERVER:7171 python train.py"
+        return [TOKEN, shlex.join(server), worker]
+
+
+TOKEN = "export AIOPS_TOKEN=$(openssl rand -hex 16)  # the same value on each machine"
+"""Of machines that train together."""
 
 
 COUNTED = {"diloco": 1, "schedule-free": _COLLECTED}

@@ -18,7 +18,7 @@ from aiops.client.strategies import no_overlap
 from aiops.engine.engine import Engine
 from aiops.errors import UsageError
 from aiops.launch import advice
-from aiops.launch.advice import EXCHANGES, KINDS, RULES, TrainingJob, advise
+from aiops.launch.advice import EXCHANGES, KINDS, RULES, TOKEN, TrainingJob, advise
 from aiops.serving.config import Config
 from tests.rows import each_row
 
@@ -60,9 +60,10 @@ def test_every_job_has_a_command_that_the_server_takes() -> None:
     seen = set[str]()
     for job in JOBS:
         found = advise(job)
-        server, *worker = found.commands(job)
+        *token, server, worker = found.commands(job) if job.rate else found.commands(job) * 2
+        assert token == [TOKEN] * (job.rate is not None)
         overlap = "AIOPS_OVERLAP=1 "
-        assert ((worker or [server])[0].startswith(overlap)) is found.overlap
+        assert worker.startswith(overlap) is found.overlap
         line = server.removeprefix(overlap)
         if line in seen:
             continue
@@ -96,7 +97,9 @@ def test_a_row_of_the_guide_is_what_is_advised(
 ) -> None:
     command("advise")([*shlex.split(asked), "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)
-    assert found["commands"][0] == server
+    *token, line = found["commands"][: 2 if "--link" in asked else 1]
+    assert line == server
+    assert all(text.startswith("export AIOPS_TOKEN=") for text in token)
     assert workers == "`AIOPS_OVERLAP=1`" * found["overlap"]
 
 
@@ -211,14 +214,14 @@ class TestUnmeasured:
     ("wrong", "text"),
     [
         ({"kind": "gpt"}, "no kind is called 'gpt'"),
-        ({"nbytes": 0}, "nbytes must be from 1"),
-        ({"workers": 0}, "workers must be from 1"),
-        ({"slowest": 0.5}, "slowest must be from 1"),
-        ({"slowest": math.nan}, "slowest must be from 1"),
-        ({"slowest": math.inf}, "slowest must be from 1"),
-        ({"step": 0.0}, "from 1e-6 to 1e6 seconds"),
-        ({"step": math.nan}, "from 1e-6 to 1e6 seconds"),
-        ({"step": math.inf}, "from 1e-6 to 1e6 seconds"),
+        ({"nbytes": 0}, "the bytes of the model must be from 1 to 4,503,599,627,370,496, not 0"),
+        ({"workers": 0}, "^--workers must be from 1 to 1,000,000, not 0"),
+        ({"slowest": 0.5}, "^--unequal, .* must be from 1 to 1,000,000, not 0.5"),
+        ({"slowest": math.nan}, "^--unequal, .* must be from 1 to 1,000,000, not nan"),
+        ({"slowest": math.inf}, "^--unequal, .* must be from 1 to 1,000,000, not inf"),
+        ({"step": 0.0}, "^--step, .* must be from 0.000001 to 1,000,000, not 0"),
+        ({"step": math.nan}, "^--step, .* must be from 0.000001 to 1,000,000, not nan"),
+        ({"step": 2e6}, "^--step, .* must be from 0.000001 to 1,000,000, not 2,000,000"),
         ({"rate": -1.0}, "a link carries bytes"),
         ({"rate": math.inf}, "a link carries bytes"),
         ({"nbytes": 1 << 50, "rate": 1e3, "step": 1e-6}, "cannot carry this model"),
