@@ -55,19 +55,46 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     UsageError
         When the file cannot be read, or is no archive.
     """
+    number = 0
     try:
         with gzip.open(path, "rb") as archive:
             while line := archive.readline(_MOST):
-                row = dict(json.loads(line))
-                yield _checked(row.pop("key")), row
-    except (ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"{path} is no archive of runs: {error!r}") from None
+                number += 1
+                yield _run(line)
+    except _NoRun as error:
+        raise _no_archive(path, f"line {number} of it, unpacked, {error}") from None
+    except EOFError:
+        raise _no_archive(path, "it ends in the midst of its data: copy it again") from None
+    except gzip.BadGzipFile as error:
+        if "Not a gzipped file" in str(error):
+            raise _no_archive(path, "it is not compressed by gzip") from None
+        raise _no_archive(path, "its checksum does not match: copy it again") from None
+    except zlib.error:
+        raise _no_archive(path, "its compressed data is damaged: copy it again") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _checked(key: object) -> str:
-    """Return the key, which becomes the name of a file."""
+class _NoRun(ValueError):
+    """A line describes no run; the text goes on from "line 3 of it, unpacked,"."""
+
+
+def _no_archive(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} is no archive of runs: {why}; give a {NAME}, which experiments write into the"
+        " folder of their results"
+    )
+
+
+def _run(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the key of a line, which becomes the name of a file, and the run."""
+    try:
+        row: object = json.loads(line)
+    except ValueError:
+        raise _NoRun("is not JSON") from None
+    if not isinstance(row, dict):
+        raise _NoRun("is no JSON object")
+    key = row.pop("key", None)
     if not isinstance(key, str) or not key.isalnum():
-        raise ValueError(f"{key!r} is no key of a run")
-    return key
+        raise _NoRun('has no "key" of letters and digits')
+    return key, row

@@ -54,21 +54,30 @@ def test_a_run_that_is_there_stays(kept: RunFolder, archive: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "why"),
     [
-        b"no gzip",
-        gzip.compress(b"[]\n"),
-        gzip.compress(b"{}\n"),
-        gzip.compress(b'{"key": "../over"}\n'),
-        gzip.compress(b'{"key": 7}\n'),
-        gzip.compress(b'{"key": "a"}\n' * 99)[:-9],
+        (b"no gzip", "it is not compressed by gzip; give a runs.jsonl.gz, which experiments write"),
+        (gzip.compress(b'{"key": "a"}\nhello\n'), "line 2 of it, unpacked, is not JSON; give a"),
+        (gzip.compress(b"\xff\n"), "line 1 of it, unpacked, is not JSON"),
+        (gzip.compress(b"[]\n"), "line 1 of it, unpacked, is no JSON object"),
+        (gzip.compress(b"{}\n"), 'has no "key" of letters and digits'),
+        (gzip.compress(b'{"key": "../over"}\n'), 'has no "key" of letters and digits'),
+        (gzip.compress(b'{"key": 7}\n'), 'has no "key" of letters and digits'),
+        (gzip.compress(b'{"key": "a"}\n' * 99)[:-9], "ends in the midst of its data: copy it"),
+        (gzip.compress(b'{"key": "a"}\n')[:-8] + bytes(8), "its checksum does not match"),
+        (gzip.compress(b"x")[:10] + b"\xff" * 20, "its compressed data is damaged"),
     ],
-    ids=["no gzip", "a list", "no key", "a path", "a number", "cut"],
+    ids=[
+        *("no gzip", "no JSON", "no UTF-8", "a list", "no key", "a path", "a number", "cut"),
+        *("checksum", "damaged"),
+    ],
 )
-def test_what_is_no_archive_is_told_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_archive_is_told_and_leaves_nothing(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
     path = tmp_path / "runs.jsonl.gz"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match="is no archive of runs"):
+    with pytest.raises(UsageError, match=f"is no archive of runs: .*{why}"):
         RunFolder(tmp_path / "new", "small", archives=[path])
     assert not (tmp_path / "new").exists()
 
