@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -355,6 +355,24 @@ class Algorithm:
     def cautions(self) -> tuple[str, ...]:
         """Return warnings of settings that are allowed, and unlikely to be meant."""
         return ()
+
+    def without_effect(self, choice: str, users: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+        """Return the warnings of settings that only some values of another one use.
+
+        Parameters
+        ----------
+        choice
+            The other setting.
+        users
+            Its values that use a setting, by the setting's name.
+        """
+        chosen, found = getattr(self, choice), list[str]()
+        defaults = {each.name: each.default for each in dataclasses.fields(self)}
+        for setting, values in users.items():
+            if getattr(self, setting) != defaults[setting] and chosen not in values:
+                text = f"{self.name}: {setting}={getattr(self, setting):g} has no effect with"
+                found.append(f"{text} {choice}={chosen}: it is of {', '.join(values)}")
+        return tuple(found)
 
     def crowded(self, present: int, workers: int | None) -> str:
         """Return the warning of a number of workers that are there; by default there is none.

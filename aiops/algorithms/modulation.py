@@ -58,6 +58,11 @@ class Modulated(Algorithm):
         self.require("b", self.b >= 0, "0 or more")
         self.require("n", self.n >= 1, "1 or more")
 
+    def cautions(self) -> tuple[str, ...]:
+        """Warn of constants that s(τ) does not have."""
+        own = type(self).modulation is Modulated.modulation
+        return super().cautions() + (self.without_effect("modulate", _CONSTANTS) if own else ())
+
     def modulation(self, staleness: int) -> float:
         """Return s(τ)."""
         return MODULATIONS[self.modulate](staleness, self)
@@ -73,3 +78,6 @@ MODULATIONS: Mapping[str, Callable[[int, Modulated], float]] = {
     "delay-adaptive": lambda tau, c: c.n / max(c.n, tau),
 }
 """s(τ) of each modulation, of the staleness τ and the constants."""
+
+_CONSTANTS = {"rho": ("exponential",), "a": ("polynomial", "hinge"), "b": ("hinge",)}
+"""The modulations that have a constant; ``n`` is that of another setting in derived classes."""

@@ -12,6 +12,15 @@ from aiops.algorithms.optimizers import Optimizer
 from aiops.errors import UsageError
 from aiops.kernels.rule import Rule
 
+_SETTINGS = {
+    "momentum": ("momentum", "nesterov"),
+    "beta1": ("adam", "adamw"),
+    "beta2": ("adam", "adamw"),
+    "alpha": ("rmsprop",),
+    "eps": ("adagrad", "rmsprop", "adam", "adamw"),
+}
+"""The optimisers that use a setting."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimised(Algorithm):
@@ -67,8 +76,10 @@ class Optimised(Algorithm):
         return own and self.optimizer in optimizers.SECOND_MOMENTS
 
     def cautions(self) -> tuple[str, ...]:
-        """Warn of a learning rate that is too large for the server's optimiser."""
+        """Warn of a rate that is too large for the optimiser, and of settings that it has not."""
         found = super().cautions()
+        if self.rule().function is _optimizer(self).rule.function:
+            found += self.without_effect("optimizer", _SETTINGS)
         if self.optimizer in optimizers.NORMALISING and self.lr > optimizers.LARGE_RATE:
             found += (
                 f"lr={self.lr:g} is a rate for plain SGD: a step of {self.optimizer} changes each"

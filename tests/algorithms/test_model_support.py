@@ -30,5 +30,5 @@ def test_a_model_that_is_too_large_is_refused_when_it_is_offered() -> None:
     offer: Any = SimpleNamespace(layout=layout, buffer=None)
     message: Any = SimpleNamespace(tables=(), tensors=())
     with pytest.raises(BadPush, match=r"fasgd adds up .* the model has 8589934592: choose"):
-        offered(message, offer, find("fasgd").make({}), 2**60)
-    assert offered(message, offer, find("asgd").make({}), 2**60).layout is layout
+        offered(message, offer, find("fasgd").make({}), (), 2**60)
+    assert offered(message, offer, find("asgd").make({}), (), 2**60).layout is layout

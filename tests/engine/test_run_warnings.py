@@ -215,6 +215,8 @@ class TestSettings:
             ("fedbuff", {"lr": 0.04}, {}, r"fedbuff: lr=0.04 is the outer learning rate"),
             ("asgd", {"optimizer": "adam"}, {}, r"lr=0.04 is a rate for plain SGD: a step of adam"),
             ("fasgd", {}, {"push_codec": ("topk:0.01",)}, r"fasgd divides by second moments"),
+            ("asgd", {"momentum": 0.5}, {}, r"momentum=0.5 has no effect with optimizer=sgd"),
+            ("sasgd", {"rho": 0.7}, {}, r"rho=0.7 has no effect with modulate=inverse"),
             (
                 "hardsync",
                 {"optimizer": "adamw", "lr": 0.001},
@@ -235,6 +237,8 @@ class TestSettings:
         [
             ("diloco", {}, {"push_codec": ("topk:0.01",)}),  # its outer optimiser has none
             ("diloco", {"lr": 1.0, "optimizer": "sgd"}, {}),
+            ("asgd", {"optimizer": "nesterov", "momentum": 0.5}, {}),
+            ("softsync", {"modulate": "hinge", "a": 0.2, "b": 2.0, "n": 2}, {}),
             ("fedbuff", {"lr": 0.5}, {}),
             ("asgd", {"optimizer": "adam", "lr": 0.001}, {"push_codec": ("int8",)}),
             ("sasgd", {}, {"push_codec": ("topk:0.01",)}),
