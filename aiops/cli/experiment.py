@@ -104,6 +104,8 @@ def run(
     with _Screen(console) as screen:
         folder = RunFolder(place, name, rerun=rerun, archives=archive or ())
         scheduler = ExperimentScheduler(experiment, scale, folder, screen)
+        if archive:
+            _print_archived(scheduler, console)
         _print_foreign(scheduler, console)
         if full or estimate:
             _print_estimate(scheduler, jobs, console)
@@ -112,6 +114,16 @@ def run(
         status = _carry_out(scheduler, jobs, screen)
     _show(scheduler, shlex.join(command), draw=status != INTERRUPTED, as_json=as_json)
     raise typer.Exit(status)
+
+
+def _print_archived(scheduler: ExperimentScheduler, console: Console) -> None:
+    """Say how many runs the archives of --from have: others are of other settings."""
+    wanted = {case.key for case in scheduler.wanted()}
+    used = len(wanted & scheduler.folder.archived)
+    text = f"--from has {used} of the {len(wanted)} runs that are wanted so far"
+    if not used:
+        text += ": its runs are of another experiment, or of other iterations, seeds or knobs"
+    console.print(text, style="dim" if used else "yellow", markup=False, soft_wrap=True)
 
 
 def _print_foreign(scheduler: ExperimentScheduler, console: Console) -> None:

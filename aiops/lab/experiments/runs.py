@@ -161,6 +161,8 @@ class RunFolder:
     versions, machines
         The versions with which each kept run was made, and the description of the machine on which
         it was (`aiops.lab.run_record.machine`), by its key.
+    archived
+        The keys of the runs in the archives.
 
     Raises
     ------
@@ -174,6 +176,7 @@ class RunFolder:
         self.path, self.name, self._rerun = path, name, rerun
         taken = [row for archive in archives for row in run_archive.read(archive)]
         self._claim()
+        self.archived = frozenset(key for key, _row in taken)
         for key, row in taken:
             if not self._file(key).exists():
                 self._write(key, row)

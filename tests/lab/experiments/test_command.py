@@ -99,10 +99,14 @@ def test_a_run_and_its_rerun(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert {path: path.stat().st_mtime_ns for path in Path(out, "runs").iterdir()} == times
     assert (Path(out) / "summary.json").read_bytes() == summary
     archive, elsewhere = str(Path(out, "runs.jsonl.gz")), str(tmp_path / "elsewhere")
-    status, said, _err = aiops(
+    status, said, err = aiops(
         "run", *FEW, "--out", elsewhere, "--from", archive, "--json", capsys=capsys
     )
     assert json.loads(said) == json.loads(summary)
+    assert "--from has 12 of the 12 runs that are wanted so far\n" in err
+    others = (*FEW, "--iterations", "7", "--out", str(tmp_path / "others"))
+    _status, _said, err = aiops("run", *others, "--from", archive, "--estimate", capsys=capsys)
+    assert "--from has 0 of the 12 runs that are wanted so far: its runs are of another" in err
     one = next(iter(times))
     one.write_text(json.dumps({**json.loads(one.read_text()), "versions": {"numpy": "1.0"}}))
     _status, _said, err = aiops("run", *FEW, "--out", out, "--estimate", capsys=capsys)
