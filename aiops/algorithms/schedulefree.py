@@ -101,8 +101,8 @@ class ScheduleFree(Algorithm):
     falling learning rate gains, and the end of training need not be known. Gradients are to be
     taken at y. A worker's gradient arrives τ̄ updates after its parameters were sent, so it is sent
     ŷ, where y will be by then if z goes on as it did. τ̄ is the mean staleness of the last 64 or so
-    gradients, which the server measures; one counts for at most 64 more than four times the mean
-    before it.
+    gradients before the one that is applied, which the server measures; one counts for at most 64
+    more than four times the mean before it.
 
     The model is evaluated nearer to the average, the more updates there have been (``fetch`` with
     ``evaluation=True``, `Worker.evaluation`, ``--save``):
@@ -229,8 +229,8 @@ class ScheduleFree(Algorithm):
     workers make few of them (with 16 and a quarter of the mini-batches 2.833, and 2.780). φ follows
     the better of both: 1.388 and 2.779. What workers hold is ŷ.
 
-    In a sparse table a row takes the steps of its pushes as they come (c = 1, β = 0): rows that are
-    pushed seldom would be averaged over much of their past.
+    In a sparse table a row takes the steps of its pushes as they come (c = 1, β = 0, and α for
+    α(τ̄)): rows that are pushed seldom would be averaged over much of their past.
 
     Example
     -------

@@ -23,7 +23,8 @@ class SimulationSample:
         Mean negative log-likelihood in nats, and the share of wrong answers, both of the server's
         parameters on held-out examples.
     pushes, fetches
-        Messages that carried a gradient, or parameters.
+        Messages that carried a gradient, or parameters: a fetch whose client had the newest ones
+        already is none.
     pushed, fetched
         Bytes of all messages to the server, and from it.
     vbar
