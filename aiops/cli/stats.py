@@ -207,13 +207,13 @@ def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _promises(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Say where acknowledgements mean less than was asked for, and where snapshots are missing."""
     state = report.get("state") or {}
+    if state.get("ended"):  # the lead's has those of its followers
+        means = f"acknowledgements mean {state['acks']!r}, and not {state['wanted']!r}"
+        yield ""
+        yield Text(f"{means}: {state['ended']}", style="red")
     for number, each in enumerate((state, *state.get("shards", ()))):
-        where = f"shard {number}: " if number else ""
-        if each.get("acks") != each.get("wanted"):
-            why = f"acknowledgements mean {each['acks']!r}, and not {each['wanted']!r}"
-            yield ""
-            yield Text(f"{where}{why}: {each['ended']}", style="red")
         if each.get("snapshot_error"):
+            where = f"shard {number}: " if number else ""
             yield ""
             yield Text(f"{where}the last snapshot: {each['snapshot_error']}", style="red")
 

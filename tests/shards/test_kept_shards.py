@@ -35,6 +35,7 @@ from aiops.serving.shard_links import ShardLinks
 from aiops.serving.state import kept_state
 from aiops.state.directory import StateListing, snapshot_name
 from tests.shards.world import Actor, World
+from tests.stats_text import shown
 from tests.support import PATIENCE, Process, ServerThread, assert_same
 from tests.zygote import NESTED
 
@@ -344,11 +345,15 @@ def test_the_better_promise_is_taken_up_again_when_there_is_room(
                 client.exchange(params, gradients(step % 7))
                 if promises(client) == {"applied"}:
                     break
+            text = shown(client.stats())
+            assert f"acknowledgements mean 'applied', and not '{acks}'" in text
+            assert "No space left on device" in text
         for step in range(5_000):
             client.exchange(params, gradients(step % 7))
             if promises(client) == {acks}:
                 break
         assert promises(client) == {acks}
+        assert "acknowledgements" not in shown(client.stats())
         client.exchange(params, gradients(1))
     follower = ServerThread(
         **settings, acks=acks, shards=1, follower=True, state=tmp_path / "follower"

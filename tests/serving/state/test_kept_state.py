@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import io
 import resource
 import shutil
 import signal
@@ -19,12 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import aiops
 from aiops.algorithms import find
 from aiops.algorithms.asgd import ASGD
-from aiops.cli.stats import tables
 from aiops.client import Client
 from aiops.common.generations import generation_text
 from aiops.durable import recovery, snapshot_rule
@@ -57,6 +54,7 @@ from aiops.store.resources import Resources
 from tests.durable.test_recorder import Recorded
 from tests.engine.seeded_run import Case
 from tests.peers import eventually
+from tests.stats_text import shown
 from tests.support import PATIENCE, Process, ServerThread, server_process
 
 START: Mapping[str, Array] = {
@@ -750,13 +748,6 @@ def test_after_a_full_disk_a_snapshot_keeps_what_the_journal_does_not(
             worker.step(gradient)
         assert worker.stats()["state"]["acks"] == "applied"
     assert recovered(tmp_path / "s", {"policy": "asgd"}).version == 6
-
-
-def shown(report: Mapping[str, Any]) -> str:
-    """Return what ``aiops stats`` prints."""
-    out = io.StringIO()
-    Console(file=out, width=400).print(tables("URL", report))
-    return out.getvalue()
 
 
 @pytest.mark.parametrize("acks", ["written", "durable"])
