@@ -211,10 +211,11 @@ class ScheduleFree(Algorithm):
     ----
     Measured on a byte-level transformer at the defaults, 600 mini-batches in all, with 1, 4 and 16
     equal workers: 1.392, 1.561 and 2.287 nats; the best rival, ``hardsync`` with AdamW at the best
-    of four rates: 1.889, 2.283 and 2.713; ``asgd`` with 4 and 16: 2.372 and 3.021
-    (``aiops experiment run one-rule --full``). A small LSTM, which wants 0.024: 1.502, 1.574 and
-    1.883 nats with 1, 4 and 16 workers; the best rivals at the best of their rates 1.560, 1.680 and
-    1.920 (``--with task=lstm``).
+    of four rates: 1.889, 2.283 and 2.713; ``asgd`` with 4 and 16: 2.372 and 3.021 (``aiops
+    experiment run one-rule --full``). With four times as many mini-batches, of one seed: 1.222,
+    1.235 and 1.484; the best rivals 1.337, 1.695 and 2.110. A small LSTM, which wants 0.024: 1.502,
+    1.574 and 1.883 nats with 1, 4 and 16 workers; the best rivals at the best of their rates 1.560,
+    1.680 and 1.920 (``--with task=lstm``).
 
     A direction of a matrix of 1024 × 1024 took NumPy 10 ms and PyTorch 2.13 19 ms, on one thread of
     an AMD EPYC (``OMP_NUM_THREADS=1 aiops bench directions``, in a checkout). Those of eight took
