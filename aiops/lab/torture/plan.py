@@ -140,6 +140,7 @@ VARIANTS: Mapping[str, Variant] = {
     "momentum": _set("asgd", "optimizer=momentum", additive=False),
     "adam": _set("asgd", "optimizer=adam", additive=False),
     "coded": _asgd("--push-codec", "topk:0.25", "--fetch-codec", "int8", additive=False),
+    "schedule-free": _set("schedule-free", additive=False),
 }
 """Those of simulated clusters, and of processes."""
 
@@ -159,7 +160,6 @@ PROCESS_VARIANTS: Mapping[str, Variant] = {
     "eamsgd": _set("eamsgd", "kappa=0.05", additive=False, plain=True),
     "dcasgd": _set("dcasgd", additive=False),
     "gap-aware": _set("gap-aware", additive=False),
-    "schedule-free": _set("schedule-free", additive=False),
     "nesterov": _set("asgd", "optimizer=nesterov", additive=False),
     "adagrad": _set("asgd", "optimizer=adagrad", additive=False),
     "rmsprop": _set("asgd", "optimizer=rmsprop", additive=False),
