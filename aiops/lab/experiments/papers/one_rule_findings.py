@@ -144,7 +144,8 @@ def verdicts(ends: Ends, *, unequal: bool) -> list[Verdict]:
         _beside(ends, "itself with the best of four rates", [TUNED]),
         _beside(ends, "itself behind a barrier, with the best of four rates for that", [BARRIER]),
     ]
-    return found if unequal or ends.task.product else [*found, _price(ends)]
+    priced = not (unequal or ends.task.product) and len(ends.workers) > 1
+    return [*found, _price(ends)] if priced else found
 
 
 def _beside(ends: Ends, title: str, rules: Sequence[Contender]) -> Verdict:

@@ -273,8 +273,10 @@ class TestFindings:
         assert (row["% wrong"], row["minus ours"]) == ("diverged", "–")
         assert findings.verdicts[0].agrees
 
-    def test_where_mini_batches_differ_no_price_is_named(self) -> None:
-        scale = replace(scale_of("task=mnist"), seeds=1)
+    @pytest.mark.parametrize("task", ["mnist", "crowd"])
+    def test_where_nothing_is_to_compare_no_price_is_named(self, task: str) -> None:
+        """Mini-batches differ, or there is one number of workers alone."""
+        scale = replace(scale_of(f"task={task}"), seeds=1)
         found = judged(scale, lambda case: 0.1)[1].verdicts
         assert len(found) == 4
 
