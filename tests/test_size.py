@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "aiops"
 # room: the most files, the most lines
 SIZES = {
     "access": (5, 705),
-    "algorithms": (30, 4210),
+    "algorithms": (30, 4350),
     "averaging": (4, 519),
     "bandwidth": (9, 2150),
     "cli": (41, 6960),
@@ -36,7 +36,7 @@ SIZES = {
     "net": (39, 6030),
     "ray": (15, 3025),
     "server": (1, 34),
-    "serving": (64, 14700),
+    "serving": (64, 15000),
     "shards": (24, 5510),
     "sim": (38, 7060),
     "state": (10, 2350),

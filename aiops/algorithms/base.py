@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from aiops.algorithms.checks import made_rule, try_modulation
+from aiops.algorithms.checks import made_part, try_modulation, try_plan, try_scalars
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.per_tensor import Clause, PerTensor
 from aiops.algorithms.schedules import SECONDS, UNITS, UPDATES, Schedule
@@ -246,7 +246,7 @@ class Algorithm:
             raise UsageError(f"{text}: stay between 1e-37 and 1e37")
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
-        """Refuse settings that cannot work together, and a rule or modulation that cannot work.
+        """Refuse settings that cannot work together, and parts that cannot work.
 
         Parameters
         ----------
@@ -260,10 +260,11 @@ class Algorithm:
         ConflictError
             When settings exclude each other; it tells which, and what to change.
         UsageError
-            When the rule uses anything that kernels do not support (it names the line), or
-            `modulation` returns anything but a finite number ≥ 0.
+            When the rule uses anything that kernels do not support (it names the line), `policy` or
+            `plan` returns none, or `modulation` or `scalars` anything but finite numbers.
         """
-        parse(made_rule(self.name, self.rule))
+        rule = made_part(self.name, "rule", self.rule, Rule)
+        parse(rule)
         try_modulation(self.name, self.modulation)
         if self.barrier and workers is None:
             raise ConflictError(
@@ -274,7 +275,12 @@ class Algorithm:
                 "scale_lr multiplies the learning rate by the number of workers: say how many with"
                 " --workers N"
             )
-        if relaxed and self.rule().reads:
+        made_part(self.name, "policy", lambda: self.policy(workers), Policy)
+        try_plan(self.name, lambda: self.plan(workers))
+        if rule.scalars:  # the last of them are the tensors' own
+            shared = len(rule.scalars) - len(self.tensor_scalars(""))
+            try_scalars(self.name, self.scalars, rule.scalars[:shared])
+        if relaxed and rule.reads:
             raise ConflictError(
                 f"{self.name} compares with the version that a worker was sent, and with"
                 " --consistency relaxed there are no whole versions: drop one of them"

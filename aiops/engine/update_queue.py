@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.algorithms.base import APPLY, Algorithm, Decision, Immediate, Policy, repeatable
+from aiops.algorithms.checks import no_decision
 from aiops.engine import validation
 from aiops.engine.client_plan import ClientPlan
 from aiops.engine.copy_request import CopyRequest
@@ -482,6 +483,8 @@ class UpdateQueue:
             decision = APPLY
         else:
             decision = self.policy.push(member.number, push.staleness)
+            if type(decision) is not Decision:
+                raise no_decision(self._algorithm.name, decision)
         if decision.use and store.rule.reads:
             decision = self._alone(decision)
         if decision.use:

@@ -7,7 +7,7 @@ A job is one server and a number of workers. The rules:
   to ``max_restarts`` times, each time after a longer pause. After that the others go on without it.
 * A worker that fails before it has ever joined would fail again: the job ends at once.
 * A server that dies is started again as often, if it keeps its state; if not, the model is lost,
-  and the job ends.
+  and the job ends. So it does if the server says that it cannot work as it is (exit status 64).
 * When all workers have ended, the server is asked to end, and may take its time to save the model.
 * A signal ends the job: the workers get SIGINT, as from a terminal, and a second to close; then the
   server is asked to end; what is left after `LIMIT` seconds is killed, except a server that has a
@@ -50,6 +50,9 @@ The memory that a process has filled, or the port that it held, is not free at o
 
 _SUPERSEDED = 3
 """The exit status of a server whose run another server has taken over."""
+
+_USAGE = 64
+"""The exit status of a server whose settings, or whose algorithm's code, cannot work."""
 
 
 def pause_before_restart(restarts: int) -> float:
@@ -331,9 +334,14 @@ class Supervision:
                 yield Say(f"{server.name} {ending(event.status)}")
                 self._fail(event.status)
             return
-        if server.joined and self._keeps_state and event.status != _SUPERSEDED:
+        if event.status == _USAGE and server.joined and self._keeps_state:
+            yield Say(
+                f"{server.name} {ending(event.status)}, as it would again: mend what it says, and"
+                " the same command goes on from its state"
+            )
+        elif server.joined and self._keeps_state and event.status != _SUPERSEDED:
             yield from self._again(server, event)
-        elif server.joined and event.status != _SUPERSEDED:
+        elif server.joined and event.status not in (_SUPERSEDED, _USAGE):
             yield Say(
                 f"{server.name} {ending(event.status)}, and the model is lost with it: with"
                 " --state DIR it would be started again, and go on"

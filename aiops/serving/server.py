@@ -21,6 +21,7 @@ from typing import Any
 from aiops import tracing
 from aiops._version import __version__
 from aiops.algorithms import find
+from aiops.algorithms.checks import failed_part
 from aiops.common import forks, urls
 from aiops.common.gathering import Gathering, gathered
 from aiops.durable.commit_gate import EncodedReply
@@ -139,6 +140,7 @@ class Server:
         )
         lead: Lead | None = None
         engine: Engine | None = None
+        self._parts: tuple[object, ...] = (algorithm,)  # which users may have written
         self._coordinator: Coordinator
         sinks_of: Callable[[int], SinkFor]
         if config.follower:
@@ -153,6 +155,7 @@ class Server:
                     files.close()
                 raise
             self._coordinator = self._engine = engine
+            self._parts = algorithm, engine.policy
             sinks_of, admission = self._engine.sinks_of, self._engine.admission
             if config.sharded:
                 lead = Lead(self._engine, config.reach(), kept=files is not None)
@@ -647,7 +650,11 @@ class Server:
         self.stop()
 
     def _failed(self, error: BaseException) -> None:
-        """End because of an internal error: the state that it left may be inconsistent."""
+        """End because of an error in its own code, or its algorithm's: its state may be wrong."""
+        theirs = failed_part(error, *self._parts)
+        if theirs is not None:
+            self._break_off(theirs, f"the server is ending: {theirs}"[:_LONGEST_REASON])
+            return
         text = (
             f"the server is ending because of an error of its own ({_brief(error)}), which its log"
             " has in full"

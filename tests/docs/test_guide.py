@@ -34,6 +34,10 @@ SLIPS = {
     "`def signum(w, g, step, m, beta, rest)`": ("m, step, beta", "step, m, beta"),
     '`Rule(signum, ["m"], ...)`': ('{"m": 0.0}', '["m"]'),
     "no `return` in `rule`": ("return Rule", "Rule"),
+    "no `return` in `policy`": (
+        "    def modulation(",
+        "    def policy(self, workers):\n        pass\n\n    def modulation(",
+    ),
     "`1 / staleness`": ("1 / (staleness + 1)", "1 / staleness"),
     '`lr: str = "0.002"`': ("lr: float = 0.002", 'lr: str = "0.002"'),
     "`beta: float`": ("beta: float = 0.9", "beta: float"),

@@ -150,6 +150,12 @@ class TestServer:
         made = job(state=True)
         assert Stop(0, INTERRUPT) in made.handle(ProcessEnded(1.0, SERVER, 3))
 
+    def test_one_whose_settings_or_own_code_cannot_work_is_not_started_again(self) -> None:
+        made = job(state=True)
+        orders = made.handle(ProcessEnded(1.0, SERVER, 64))
+        assert "status 64, as it would again: mend what it says" in texts(orders)
+        assert deeds(orders) == [Stop(0, INTERRUPT), Stop(1, INTERRUPT)]
+
     @pytest.mark.parametrize("state", [False, True])
     def test_one_that_never_was_there_ends_the_job(self, state: bool) -> None:
         made = Supervision(2, max_restarts=3, keeps_state=state)

@@ -329,8 +329,15 @@ class TestFailure:
                 ask(client, params, ones(params))
 
     @pytest.mark.parametrize("near", [True, False])
+    @pytest.mark.parametrize(
+        ("policy", "why"),
+        [
+            ("Failing", r"failing: push\(\) fails with ZeroDivisionError: .*test_server.py, line"),
+            ("Undecided", r"undecided: its policy's push\(\) returned True; it must return a Dec"),
+        ],
+    )
     def test_a_policy_that_fails_ends_the_server_and_its_clients_learn_why(
-        self, near: bool, monkeypatch: pytest.MonkeyPatch
+        self, policy: str, why: str, near: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They wait for a successor; if there is none, the error has the server's reason.
 
@@ -341,14 +348,13 @@ class TestFailure:
             monkeypatch.setenv("AIOPS_NO_SHM", "1")
         learnt = False
         with (  # noqa: PT012  (it is the end of the server that raises)
-            pytest.raises(ZeroDivisionError),
-            ServerThread(policy="tests.serving.test_server:Failing", kernels="numpy") as server,
+            pytest.raises(UsageError, match=why),
+            ServerThread(policy=f"{__name__}:{policy}", kernels="numpy") as server,
             Client(server.url) as observer,
             Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker,
         ):
             observer.ping()
             observer.timeout = worker._client.timeout = 0.5
-            why = r"error of its own \(ZeroDivisionError: division"
             with pytest.raises(ConnectionLost, match=why):
                 worker.step({"w": np.ones(3, np.float32)})
             server.stop()
@@ -404,6 +410,27 @@ class Failing(Algorithm):
 class FailingPolicy(Policy):
     def push(self, worker: int, staleness: int) -> Decision:
         return Decision(use=True, divide=int(1 / staleness))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undecided(Failing):
+    """One whose policy returns no decisions.
+
+    Settings
+    --------
+    lr : float, default 0.1
+        Learning rate.
+    """
+
+    name = "undecided"
+
+    def policy(self, workers: int | None) -> Policy:
+        return UndecidedPolicy()
+
+
+class UndecidedPolicy(Policy):
+    def push(self, worker: int, staleness: int) -> Decision:
+        return True  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from aiops.algorithms.checks import failed_part
 from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Request
 from aiops.client.session import Session
@@ -157,6 +158,11 @@ class MemoryServer:
                         effect.run()
                     elif isinstance(effect, Drop):
                         self.workers.pop(effect.peer, None)
+        except Exception as error:
+            theirs = failed_part(error, self.engine.algorithm, self.engine.policy)
+            if theirs is None:
+                raise
+            raise theirs from error
         finally:
             self._handling = False
         while self._answered:
