@@ -21,7 +21,7 @@ SIZES = {
     "client": (87, 19640),
     "codecs": (14, 3075),
     "compiled": (2, 58),
-    "common": (17, 1370),
+    "common": (18, 1410),
     "dashboard": (6, 850),
     "durable": (15, 3895),
     "engine": (42, 9850),

@@ -87,6 +87,8 @@ def _check_form(name: str, kind: type[Algorithm]) -> None:
 def _check_inherited(name: str, kind: type[Algorithm], setting: str, default: object) -> None:
     """Refuse a default of another type than the setting has in a base, which checks it."""
     for base in kind.__mro__[1:]:
+        if not base.__module__.startswith("aiops."):
+            continue  # of the user's own, which knows what it takes
         usual = getattr(base, "__dataclass_fields__", {}).get(setting)
         if usual is None or usual.default is dataclasses.MISSING:
             continue

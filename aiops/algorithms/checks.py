@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Collection
-from numbers import Real
 from typing import TypeVar
 
 import msgpack
 
 from aiops.common.load import described
 from aiops.errors import AiopsError, UsageError
+from aiops.kernels.rule import number_of
 
 T = TypeVar("T")
 _OURS = __name__.partition(".")[0]
@@ -101,8 +100,7 @@ def try_scalars(
         except Exception as error:
             raise _fails(name, what, error, must) from error
         numbers = found if isinstance(found, tuple | list) else ()
-        finite = all(isinstance(each, Real) and math.isfinite(each) for each in numbers)
-        if not finite or len(numbers) != len(wanted):
+        if len(numbers) != len(wanted) or None in map(number_of, numbers):
             raise UsageError(f"{name}: {what} returned {found!r}; {must}")
 
 
@@ -165,13 +163,9 @@ def modulation_at(name: str, modulation: Callable[[int], object], staleness: int
     except Exception as error:
         why = described(error, skipped=1)
         raise UsageError(f"{what} fails with {why}; {_WANTED}", staleness=staleness) from error
-    if isinstance(found, Real):
-        try:
-            number = float(found)
-        except OverflowError:
-            number = math.inf
-        if 0 <= number < math.inf:
-            return number
+    number = number_of(found)
+    if number is not None and number >= 0:
+        return number
     raise UsageError(f"{what} is {found!r}; {_WANTED}", staleness=staleness)
 
 

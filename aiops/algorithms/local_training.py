@@ -152,8 +152,11 @@ class LocalTraining(Algorithm):
         )
 
     def cautions(self) -> tuple[str, ...]:
-        """Warn of rates that look as if the inner and the outer one were mixed up."""
+        """Warn of rates that look as if the inner and the outer one were mixed up, for example."""
         found, usual = super().cautions(), type(self).lr
+        users = {f"inner_{name}": those for name, those in optimizers.USERS.items()}
+        del users["inner_alpha"]  # of which there is no setting
+        found += self.without_effect("inner", users)
         outer = (
             f"{self.name}: lr={self.lr:g} is the outer learning rate, by which the server steps"
             f" along the workers' changes (default {usual:g}); that of the workers' own steps is"

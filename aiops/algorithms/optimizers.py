@@ -333,5 +333,14 @@ NORMALISING: frozenset[str] = frozenset(("rmsprop", "adam", "adamw"))
 SECOND_MOMENTS: frozenset[str] = NORMALISING | {"adagrad"}
 """Those that divide by roots of mean squares."""
 
+USERS = {
+    "momentum": ("momentum", "nesterov"),
+    "beta1": ("adam", "adamw"),
+    "beta2": ("adam", "adamw"),
+    "alpha": ("rmsprop",),
+    "eps": ("adagrad", "rmsprop", "adam", "adamw"),
+}
+"""The optimisers that use a setting, by the setting's name."""
+
 LARGE_RATE = 0.03
 """A learning rate above this is unlikely to be meant for one of `NORMALISING`."""

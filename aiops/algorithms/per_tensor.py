@@ -34,7 +34,6 @@ of a gate (``local``) have that gate's one rate.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +42,8 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from aiops.errors import UsageError, nearest
+from aiops.common.patterns import unmatched
+from aiops.errors import UsageError
 from aiops.kernels.clipping import Clip
 
 SETTING = "per_tensor"
@@ -143,17 +143,9 @@ class PerTensor:
         return PerTensor(tuple(Clause(names[c.setting], c.value, c.patterns) for c in kept))
 
     def unmatched(self, tensors: Sequence[str]) -> str | None:
-        """Return which pattern matches none of a model's tensors, as a sentence; None: each does.
-
-        It names the nearest tensor, compared without the wildcards.
-        """
-        for clause in self.clauses:
-            for pattern in clause.patterns:
-                if not any(fnmatchcase(tensor, pattern) for tensor in tensors):
-                    plain = re.sub(r"[*?\[\]]", "", pattern)
-                    hint = _nearest(plain, tensors)
-                    return f"no tensor's name matches {pattern!r} of --set {clause}; {hint}"
-        return None
+        """Return which pattern matches none of a model's tensors, in words; None: each does."""
+        given = ((each, f"--set {clause}") for clause in self.clauses for each in clause.patterns)
+        return unmatched(given, tensors)
 
 
 def literal(name: str) -> str:
@@ -207,11 +199,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _nearest(word: str, tensors: Sequence[str]) -> str:
-    """Return a hint for a pattern: a tensor whose name, or a part of whose name, is like it."""
-    candidates = {part: name for name in reversed(tensors) for part in name.split(".")}
-    candidates |= {name: name for name in tensors}
-    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
-    return f"did you mean {candidates[close[0]]!r}?" if close else nearest("", tensors)

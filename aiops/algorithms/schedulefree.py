@@ -363,6 +363,16 @@ class ScheduleFree(Algorithm):
         made = self.orthogonal and self.gathered(workers) > 1
         return self.momentum if made else None
 
+    def cautions(self) -> tuple[str, ...]:
+        """Warn of a momentum without matrices that it would be of."""
+        found = super().cautions()
+        if not self.orthogonal and self.momentum != type(self).momentum:
+            found += (
+                f"{self.name}: momentum={self.momentum:g} has no effect with orthogonal=False: it"
+                " is that of the directions of matrices",
+            )
+        return found
+
     @property
     def second_moments(self) -> bool:
         """True: s is of that kind."""

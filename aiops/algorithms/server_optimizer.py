@@ -12,15 +12,6 @@ from aiops.algorithms.optimizers import Optimizer
 from aiops.errors import UsageError
 from aiops.kernels.rule import Rule
 
-_SETTINGS = {
-    "momentum": ("momentum", "nesterov"),
-    "beta1": ("adam", "adamw"),
-    "beta2": ("adam", "adamw"),
-    "alpha": ("rmsprop",),
-    "eps": ("adagrad", "rmsprop", "adam", "adamw"),
-}
-"""The optimisers that use a setting."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Optimised(Algorithm):
@@ -79,7 +70,7 @@ class Optimised(Algorithm):
         """Warn of a rate that is too large for the optimiser, and of settings that it has not."""
         found = super().cautions()
         if self.rule().function is _optimizer(self).rule.function:
-            found += self.without_effect("optimizer", _SETTINGS)
+            found += self.without_effect("optimizer", optimizers.USERS)
         if self.optimizer in optimizers.NORMALISING and self.lr > optimizers.LARGE_RATE:
             found += (
                 f"lr={self.lr:g} is a rate for plain SGD: a step of {self.optimizer} changes each"

@@ -46,13 +46,19 @@ def parse_size(flag: str, text: str) -> int:
         why = "a rate, and no size" if _RATE.fullmatch(text) and "/s" in text.lower() else "no size"
         raise UsageError(
             f"{flag} {text!r} is {why}: write a number of bytes, or one with KB, MB, GB, KiB, MiB"
-            " or GiB, such as 64MiB"
+            f" or GiB, such as {_with_unit(text) or '64MiB'}"
         )
     number, scale = match.groups()
-    size = int(float(number) * _BYTES[(scale or "").upper()])
+    size = float(number) * _BYTES[(scale or "").upper()]
     if not 1 <= size <= _MOST:
-        raise UsageError(f"{flag} {text} is {size} bytes: it must be from 1 to 1,048,576 GiB")
-    return size
+        raise UsageError(f"{flag} {text} is {size:g} bytes: give 1 byte to 1,048,576 GiB")
+    return int(size)
+
+
+def _with_unit(text: str) -> str | None:
+    """Return a size that lacks its unit with one: ``5M`` as ``5MB``."""
+    plain = text.strip()
+    return f"{plain}B" if _SIZE.fullmatch(f"{plain}B") else None
 
 
 def parse_rate(flag: str, text: str | float) -> int:
@@ -89,12 +95,12 @@ def parse_rate(flag: str, text: str | float) -> int:
             f" {number}{scale or ''}bit/s for bits"
         )
     bits = unit is not None and unit.lower().startswith("bit")
-    rate = int(float(number) * _BYTES[(scale or "").upper()] / (8 if bits else 1))
+    rate = float(number) * _BYTES[(scale or "").upper()] / (8 if bits else 1)
     if not LEAST <= rate <= _MOST:
         raise UsageError(
-            f"{flag} {text} is {rate} bytes per second: it must be from {LEAST} to {_MOST:g}"
+            f"{flag} {text} is {rate:g} bytes per second: it must be from {LEAST} to {_MOST:g}"
         )
-    return rate
+    return int(rate)
 
 
 def format_rate(rate: float) -> str:

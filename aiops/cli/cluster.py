@@ -119,7 +119,7 @@ def cluster(
         port=0,
     )
     schedule = _schedule(cut or (), silence or (), kill or (), join or ())
-    most = workers + sum(getattr(event, "workers", 0) for event in schedule)
+    most = workers + sum(max(0, getattr(event, "workers", 0)) for event in schedule)
     outcome = _carry_out(
         Cluster(
             server=server,

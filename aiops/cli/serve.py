@@ -158,6 +158,7 @@ def serve(config: Config, why: str) -> None:
     Every flag is also an AIOPS_* variable and a key of --config FILE.toml. SIGTERM and Ctrl-C
     drain: answers are sent, the model is saved (--save), and the exit status is 0.
     """
+    from aiops.net import signals
     from aiops.serving.main import check_files, run
 
     check_files()
@@ -183,4 +184,5 @@ def serve(config: Config, why: str) -> None:
 
     with runner:
         runner.run(run(config, announce))
+        signals.ignore_further()
     logger.info("stopped")

@@ -6,7 +6,6 @@ A user gives a list of codecs with patterns of names; the last that matches a te
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,7 +13,8 @@ from typing import Any
 
 from aiops.codecs import codec_named, find
 from aiops.codecs.base import Codec
-from aiops.errors import UsageError, nearest
+from aiops.common.patterns import unmatched
+from aiops.errors import UsageError
 from aiops.model.layout import Tensor
 
 SMALL = 1024
@@ -76,15 +76,9 @@ class CodecChoice:
         return found if found.most(tensor.shape) < tensor.nbytes else None
 
     def unmatched(self, tensors: Sequence[str]) -> str | None:
-        """Return which pattern matches none of a model's tensors, as a sentence; None: each does.
-
-        It names the nearest tensor, compared without the wildcards.
-        """
-        for pattern, codec in self.pairs:
-            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in tensors):
-                hint = nearest(re.sub(r"[*?\[\]]", "", pattern), tensors)
-                return f"no tensor's name matches {pattern!r} of {codec.name}@{pattern}; {hint}"
-        return None
+        """Return which pattern matches none of a model's tensors, in words; None: each does."""
+        given = ((each, f"{codec.name}@{each}") for each, codec in self.pairs if each != "*")
+        return unmatched(given, tensors)
 
     def __bool__(self) -> bool:
         return any(codec.name != "raw" for _pattern, codec in self.pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,8 +13,8 @@ from aiops.codecs.base import LIMIT, Codec, Encoder, Floats
 from aiops.common.load import described
 from aiops.errors import UsageError
 
-_SHAPE = (16, 32)
-_VALUES = np.sin(np.arange(512, dtype=np.float64)).astype(np.float32)
+_SHAPES = ((16, 32), (128, 128), (512,))
+"""The first that a codec makes smaller is tried; of others it need not have an encoder."""
 
 
 def try_codec(codec: Codec) -> None:
@@ -28,36 +29,48 @@ def try_codec(codec: Codec) -> None:
     what = f"codec {codec.name!r} ({kind.__module__}:{kind.__qualname__})"
     for method in ("most", "encoder", "check"):
         _require(what, kind, Codec, method)
-    if _same(kind, Codec, "pieces"):
+    if _inherits(kind, Codec, "pieces"):
         _require(what, kind, Codec, "decode")
+    smaller = (shape for shape in _SHAPES if _makes_smaller(what, codec, shape))
+    shape = next(smaller, None)
+    if shape is None:
+        return
+    values = np.sin(np.arange(math.prod(shape), dtype=np.float64)).astype(np.float32)
     for feedback in (False, True):
-        make = partial(codec.encoder, _SHAPE, feedback=feedback, backend="numpy")
+        make = partial(codec.encoder, shape, feedback=feedback, backend="numpy")
         encoder = _attempt(f"{what}: encoder() fails", make)
         if not isinstance(encoder, Encoder):
             raise UsageError(
                 f"{what}: encoder() returned {encoder!r}, and it must return an"
                 " aiops.codecs.Encoder"
             )
-        if _same(type(encoder), Encoder, "encode"):
+        if _inherits(type(encoder), Encoder, "encode"):
             _require(what, type(encoder), Encoder, "write")
         for _step in range(2):
-            _try_step(what, kind, encoder)
+            _try_step(what, kind, encoder, values.reshape(shape))
 
 
-def _try_step(what: str, kind: type[Codec], encoder: Encoder) -> None:
+def _makes_smaller(what: str, codec: Codec, shape: tuple[int, ...]) -> bool:
+    """Return whether a run would encode a tensor of a shape, as `CodecChoice` decides."""
+    most = _attempt(f"{what}: most() fails", partial(codec.most, shape))
+    return bool(most < 4 * math.prod(shape))
+
+
+def _try_step(what: str, kind: type[Codec], encoder: Encoder, values: Floats) -> None:
     """Encode the tensor, and decode it in each way."""
-    written = _attempt(f"{what}: its encoder fails", partial(encoder.encode, _VALUES.copy()))
+    shape, flat = values.shape, values.reshape(-1)
+    written = _attempt(f"{what}: its encoder fails", partial(encoder.encode, flat.copy()))
     payload = np.frombuffer(bytes(written), np.uint8)
-    fault = _attempt(f"{what}: check() fails", partial(kind.check, payload, _SHAPE, "numpy"))
+    fault = _attempt(f"{what}: check() fails", partial(kind.check, payload, shape, "numpy"))
     if fault is not None:
         raise UsageError(
-            f"{what}: check() refuses what its own encoder wrote of a tensor of {list(_SHAPE)}: it"
+            f"{what}: check() refuses what its own encoder wrote of a tensor of {list(shape)}: it"
             f" {fault}; check() must return None for a payload that decode() can read"
         )
 
     def decoded(start: float, add: bool) -> Floats:
-        out = np.full(_VALUES.size, start, np.float32)
-        kind.decode(payload, _SHAPE, out, add=add, backend="numpy")
+        out = np.full(flat.size, start, np.float32)
+        kind.decode(payload, shape, out, add=add, backend="numpy")
         return out
 
     plain, again, added = (
@@ -79,11 +92,11 @@ def _try_step(what: str, kind: type[Codec], encoder: Encoder) -> None:
 
 def _require(what: str, kind: type, base: type, method: str) -> None:
     """Refuse a class that has only the method of its base, which does nothing."""
-    if _same(kind, base, method):
+    if _inherits(kind, base, method):
         raise UsageError(f"{what}: {kind.__name__} has no method {method}(): write it")
 
 
-def _same(kind: type, base: type, method: str) -> bool:
+def _inherits(kind: type, base: type, method: str) -> bool:
     mine = getattr(kind, method)
     return getattr(mine, "__func__", mine) is getattr(
         getattr(base, method), "__func__", getattr(base, method)

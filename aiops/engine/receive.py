@@ -26,6 +26,8 @@ from aiops.wire.sinks import Sink
 
 _ALIGNMENT = 8  # bytes: of the largest items
 SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
+NOTHING_APPLIED = "; nothing of this push was applied"
+"""The end of a refusal of a value."""
 
 
 class PushSink(Sink):
@@ -278,7 +280,7 @@ def bad_value(layout: Layout, place: int, value: float) -> BadPush:
     where = tuple(int(i) for i in np.unravel_index(element, tensor.shape))
     return BadPush(
         f"{tensor.name!r} holds {value} at {list(where)}: every value must be finite and"
-        " below 1e18 in magnitude; nothing of this push was applied",
+        f" below 1e18 in magnitude{NOTHING_APPLIED}",
         tensor=tensor.name,
         value=repr(value),
     )

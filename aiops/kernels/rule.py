@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
+from typing import Any
 
 from aiops.errors import UsageError
 from aiops.kernels.vocabulary import Array, Scalar
 
-__all__ = ["FIRST", "FOLD", "Rule"]
+__all__ = ["FIRST", "FOLD", "Rule", "number_of"]
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,11 @@ class Rule:
     def __post_init__(self) -> None:
         self._check_kinds()
         # Copies: the rule must not change when the caller changes the mappings.
-        object.__setattr__(self, "state", dict(self.state))
-        object.__setattr__(self, "constants", dict(self.constants))
+        object.__setattr__(self, "state", _numbers(self.state))
+        object.__setattr__(self, "constants", _numbers(self.constants))
         object.__setattr__(self, "scalars", tuple(self.scalars))
         object.__setattr__(self, "reads", tuple(self.reads))
         self._check_parameters()
-        for kind, values in (("initial value of state", self.state), ("constant", self.constants)):
-            for name, value in values.items():
-                if not math.isfinite(value):
-                    raise UsageError(
-                        f"the {kind} {name!r} of rule {self.name!r} is {value}; give a finite "
-                        "number",
-                        rule=self.name,
-                        value=value,
-                    )
         if self.statistic is not None and self.statistic not in self.state:
             raise UsageError(
                 f"rule {self.name!r} reports the statistic {self.statistic!r}, which is not one "
@@ -159,11 +151,12 @@ class Rule:
                     rule=self.name,
                 )
             for name, value in given.items():
-                if not isinstance(value, Real):
+                if number_of(value) is None:
                     raise UsageError(
                         f"rule {self.name!r} has {value!r} as the value of {name!r} in {kind}:"
                         " give a finite number",
                         rule=self.name,
+                        value=value,
                     )
         for kind in ("scalars", "reads"):
             given = getattr(self, kind)
@@ -197,6 +190,31 @@ class Rule:
                 found=found,
                 wanted=wanted,
             )
+
+
+def number_of(value: object) -> float | None:
+    """Return a finite number that a user's code returned; None: it is none.
+
+    >>> import numpy
+    >>> number_of(2), number_of(numpy.array(0.5)), number_of("2"), number_of(10**400)
+    (2.0, 0.5, None, None)
+    """
+    if getattr(value, "shape", None) == ():  # of an array: numpy.where returns such
+        value = value.item()  # type: ignore[attr-defined]
+    if not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _numbers(given: Mapping[str, Any]) -> dict[str, float]:
+    """Return a copy, with numbers in the place of arrays without dimensions."""
+    return {
+        name: value.item() if hasattr(value, "item") else value for name, value in given.items()
+    }
 
 
 def fold(w: Array, g: Array, step: Scalar) -> tuple[Array, ...]:

@@ -37,10 +37,10 @@ _LIMITS = (
 """Of the fields of a job: from which to which number, and what errors call them."""
 
 
-def _written(number: float) -> str:
+def _plain_number(number: float) -> str:
     """Return a number as people write it: 1e+06 as 1,000,000.
 
-    >>> [_written(number) for number in (1_000_000, 0.00001, 0.5, 2.0)]
+    >>> [_plain_number(number) for number in (1_000_000, 0.00001, 0.5, 2.0)]
     ['1,000,000', '0.00001', '0.5', '2']
     """
     if isinstance(number, int) or not 1e-9 < abs(number) < 1e15:
@@ -95,8 +95,8 @@ class TrainingJob:
             given = getattr(self, name)
             if not least <= given <= most:  # as NaN is not
                 raise UsageError(
-                    f"{what} must be from {_written(least)} to {_written(most)}, not"
-                    f" {_written(given)}"
+                    f"{what} must be from {_plain_number(least)} to {_plain_number(most)}, not"
+                    f" {_plain_number(given)}"
                 )
         rates = [rate for rate in (self.rate, self.server_rate) if rate is not None]
         if not all(0 < rate < math.inf for rate in rates):

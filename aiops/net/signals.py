@@ -89,6 +89,17 @@ def each_handled(handlers: Mapping[signal.Signals, Callable[[int], None]]) -> It
             loop.remove_signal_handler(number)
 
 
+def ignore_further() -> None:
+    """Ignore SIGINT and SIGTERM, in a process that has done its work and is about to exit.
+
+    Launchers send a second one, which would turn an exit status of 0 into that of a signal. It is
+    SIG_IGN, as the interpreter's end takes away handlers; child processes, which would inherit it,
+    are not started any more.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _deaf() -> set[signal.Signals]:
     """Return the signals that were ignored when the process began, of those that end it."""
     ignored = signal.getsignal(signal.SIGTERM) == signal.SIG_IGN

@@ -585,18 +585,18 @@ def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:
     if per_tensor:
         found[SETTING] = per_tensor
     if lr is not None:
-        if "lr" in found and not _same(found["lr"], lr):
+        if "lr" in found and not _is_same_rate(found["lr"], lr):
             raise UsageError(
-                f"the learning rate is both {lr:g} (--lr) and {found['lr']} (--set lr): give one of"
+                f"the learning rate is both {lr} (--lr) and {found['lr']} (--set lr): give one of"
                 " them"
             )
         found["lr"] = lr
     return found
 
 
-def _same(given: str, number: float) -> bool:
+def _is_same_rate(given: str, number: float | str) -> bool:
     try:
-        return float(given) == number
+        return float(given) == float(number)
     except ValueError:
         return False
 

@@ -50,7 +50,7 @@ def test_a_modulation_that_is_no_number_is_refused(modulation: Any, words: str) 
         Mine().check(workers=2)
 
 
-@each_row("value", [0, 0.5, 3, True, np.float32(0.25), np.int64(2), 1e300])
+@each_row("value", [0, 0.5, 3, True, np.float32(0.25), np.int64(2), 1e300, np.array(0.5)])
 def test_each_kind_of_number_is_one(value: Any) -> None:
     found = modulation_at("mine", lambda tau: value, 5)
     assert (found, type(found)) == (float(value), float)

@@ -87,8 +87,24 @@ def test_a_class_of_the_wrong_form_is_explained(kind: type[Algorithm], words: st
         find(f"{__name__}:{kind.__name__}")
 
 
-def test_a_whole_number_is_a_number() -> None:
-    assert find(f"{__name__}:WholeRate") is WholeRate
+@dataclass(frozen=True, kw_only=True)
+class OwnBase(ASGD):
+    name = "own-base"
+    decay: float = 0
+    cap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSettings(OwnBase):
+    name = "own-settings"
+    decay: float = 0.9
+    cap: float | None = 0.5
+
+
+@each_row("kind", [WholeRate, OwnBase, OwnSettings])
+def test_defaults_that_suit(kind: type[Algorithm]) -> None:
+    """A base of the user's own may have a default of another type."""
+    assert find(f"{__name__}:{kind.__name__}") is kind
 
 
 def test_a_rule_that_no_kernel_can_do_is_refused_before_there_is_a_model() -> None:

@@ -84,14 +84,17 @@ def test_a_size(text: str, expected: int) -> None:
     ("text", "words"),
     [
         ("5XB", "--model '5XB' is no size: write a number of bytes, or one with KB"),
-        ("5M", "is no size"),
+        ("5M", "is no size: .* such as 5MB"),
+        ("16 Gi", "is no size: .* such as 16 GiB"),
         ("", "is no size"),
         ("-1MB", "is no size"),
         ("16Mbit", "is no size"),
         ("2MB/s", "--model '2MB/s' is a rate, and no size: write a number of bytes"),
         ("16Mbit/s", "is a rate, and no size"),
-        ("0", "--model 0 is 0 bytes: it must be from 1 to"),
-        ("9" * 30, "it must be from 1 to"),
+        ("0", "--model 0 is 0 bytes: give 1 byte to 1,048,576 GiB"),
+        ("0.9", "is 0.9 bytes: give 1 byte to"),
+        ("9" * 30, "bytes: give 1 byte to"),
+        ("9" * 400, "is inf bytes: give 1 byte to"),
     ],
 )
 def test_what_is_no_size(text: str, words: str) -> None:

@@ -127,7 +127,7 @@ def test_what_is_refused_is_one_line(
         (("--silence", "1:2"), "--silence '1:2': write SECONDS:WORKER:DURATION"),
         (("--kill", "2:9"), "--kill 2:9 is of worker 9, and there are workers 0 to 2 by then"),
         (("--join", "3:0"), "--join 3:0 has 0 workers join: give 1 or more"),
-        (("--silence", "1.5:1:0"), "--silence 1.5:1:0 lasts 0 s: give more than 0 seconds"),
+        (("--silence", "1.5:1:0"), "--silence 1.5:1:0 lasts 0 s: give a finite number of seconds"),
         (("--model", "5XB"), "--model '5XB' is no size: write a number of bytes, .* such as 64MiB"),
         (("--model", "5MB/s"), "--model '5MB/s' is a rate, and no size: write"),
         (("--workers", "0"), "0 workers cannot train"),

@@ -20,7 +20,8 @@ NAMES = ["embed.table", "head.weight", "head.bias"]
         (["int8"], None),
         (["int8", "raw@*.bias", "topk:0.1@[eh]*.[tw]*"], None),
         (["int8@haed.weight"], "'haed.weight' of int8@haed.weight; did you mean 'head.weight'?"),
-        (["int8", "raw@*.bais"], "'*.bais' of raw@*.bais; "),
+        (["int8", "raw@*.bais"], "'*.bais' of raw@*.bais; did you mean 'head.bias'?"),
+        (["raw@heda*"], "'heda*' of raw@heda*; did you mean 'head.weight'?"),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_named(specs: list[str], why: str | None) -> None:

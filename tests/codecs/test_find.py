@@ -96,6 +96,11 @@ def test_one_of_a_users_that_cannot_work_is_refused_before_a_run(kind: str, text
     assert text in str(caught.value)
 
 
+@each_row("kind", ["ForLarge", "ForNone"])
+def test_one_is_tried_with_a_tensor_that_a_run_would_encode(kind: str) -> None:
+    assert find(f"{HERE}:{kind}").name.startswith("for-")
+
+
 def test_somebody_elses_in_one_file() -> None:
     codec = find(f"{HERE}:Signs:size=0.5")
     assert codec == Signs(size=0.5)

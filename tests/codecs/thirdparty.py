@@ -148,3 +148,25 @@ class Overwriting(Signs):
     @classmethod
     def decode(cls, payload, shape, out, *, add=False, backend="auto"):
         super().decode(payload, shape, out, add=False, backend=backend)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForLarge(Signs):
+    """It makes small tensors no smaller, and has no encoder for them."""
+
+    name: ClassVar[str] = "for-large"
+
+    def most(self, shape):
+        return super().most(shape) if elements(shape) > 1000 else 4 * elements(shape) + 4
+
+    def encoder(self, shape, **how):
+        assert elements(shape) > 1000
+        return super().encoder(shape, **how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForNone(ForLarge):
+    name: ClassVar[str] = "for-none"
+
+    def most(self, shape):
+        return 4 * elements(shape)

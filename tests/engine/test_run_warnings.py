@@ -218,6 +218,19 @@ class TestSettings:
             ("asgd", {"momentum": 0.5}, {}, r"momentum=0.5 has no effect with optimizer=sgd"),
             ("sasgd", {"rho": 0.7}, {}, r"rho=0.7 has no effect with modulate=inverse"),
             (
+                "diloco",
+                {"inner": "sgd", "inner_momentum": 0.5},
+                {},
+                r"0.5 has no effect with",
+            ),
+            ("fedbuff", {"inner_beta1": 0.5}, {}, r"inner_beta1=0.5 has no effect with inner=sgd"),
+            (
+                "schedule-free",
+                {"orthogonal": False, "momentum": 0.3},
+                {},
+                r"momentum=0.3 has no",
+            ),
+            (
                 "hardsync",
                 {"optimizer": "adamw", "lr": 0.001},
                 {"push_codec": ("int8", "topk@w")},

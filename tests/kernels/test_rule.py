@@ -54,8 +54,16 @@ def test_a_rule_keeps_what_it_is_given() -> None:
             {"state": {"m": 0.0}, "constants": {"decay": 1.0}, "statistic": "m", "gauge": True},
             "statistic 'm' and a gauge.*drop one",
         ),
-        (momentum, {"state": {"m": float("nan")}, "constants": {"decay": 1.0}}, "'m'.*is nan"),
-        (momentum, {"state": {"m": 0.0}, "constants": {"decay": float("inf")}}, "'decay'.*is inf"),
+        (
+            momentum,
+            {"state": {"m": float("nan")}, "constants": {"decay": 1.0}},
+            "has nan as the value of 'm' in st",
+        ),
+        (
+            momentum,
+            {"state": {"m": 0.0}, "constants": {"decay": float("inf")}},
+            "has inf as the value of 'decay'",
+        ),
         (told, {"state": {"m": 0.0}, "scalars": ("late", "decay")}, r"must be \(w, g, m, step, la"),
         (told, {"state": {"sent": 0.0}, "reads": ("m",)}, "rename or reorder"),
         (sgd, {"scalars": ("step",)}, "'step' twice"),

@@ -370,7 +370,7 @@ class TestCommandLine:
             (["--port", "many"], "'--port'"),
             (["--prot", "1"], "--port"),
             (["--lr", "fast"], "'--lr'"),
-            (["--set", "lr=4", "--lr", "3"], "both 3 (--lr) and 4 (--set lr): give one"),
+            (["--set", "lr=4", "--lr", "3"], "both 3.0 (--lr) and 4 (--set lr): give one"),
             (["--port"], "requires an argument"),
             (["surplus"], "surplus"),
             (["--policy", "fasdg"], "did you mean 'fasgd'"),

@@ -66,6 +66,15 @@ class TestProcess:
             assert server.stop(signal.SIGTERM) == 0
             assert quiet(server.stderr())
 
+    def test_one_that_comes_after_the_end_changes_nothing(self) -> None:
+        """A launcher signals a process, and its whole group as well."""
+        with serving("--policy", "asgd") as server:
+            server.popen.send_signal(signal.SIGTERM)
+            eventually(lambda: "stopped" in server.stderr(), "its last line")
+            while server.popen.poll() is None:
+                server.popen.send_signal(signal.SIGTERM)
+            assert server.stop() == 0
+
     @pytest.mark.parametrize("number", SIGNALS)
     def test_an_answer_that_nobody_reads_holds_up_nothing(self, number: signal.Signals) -> None:
         with (

@@ -90,11 +90,14 @@ def _run(line: bytes) -> tuple[str, dict[str, Any]]:
     """Return the key of a line, which becomes the name of a file, and the run."""
     try:
         row: object = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _NoRun("is not JSON") from None
     if not isinstance(row, dict):
         raise _NoRun("is no JSON object")
     key = row.pop("key", None)
     if not isinstance(key, str) or not key.isalnum():
         raise _NoRun('has no "key" of letters and digits')
+    for part in ("result", "versions"):
+        if not isinstance(row.get(part), dict):
+            raise _NoRun(f'has no "{part}" with values of a run')
     return key, row

@@ -98,7 +98,9 @@ class Straggler:
     def __post_init__(self) -> None:
         """Check the settings."""
         if not 0 < self.times < math.inf:
-            raise UsageError(f"a straggler's factor is {self.times:g}: give more than 0")
+            raise UsageError(
+                f"a straggler's factor is {self.times:g}: give a finite number, more than 0"
+            )
         _at_least("a straggler's number", min(self.workers, default=0))
 
     def pace(self, worker: int, seed: int) -> Pace:

@@ -153,9 +153,9 @@ class Join:
 ClusterEvent: TypeAlias = Cut | Silence | Kill | Join
 
 
-def _written(event: ClusterEvent) -> str:
+def _as_flag(event: ClusterEvent) -> str:
     """Return an event as a flag of ``aiops cluster``: ``--kill 2:9``."""
-    values = ":".join(f"{value:g}" for value in astuple(event))
+    values = ":".join(f"{value:.15g}" for value in astuple(event))
     return f"--{type(event).__name__.lower()} {values}"
 
 
@@ -240,23 +240,24 @@ class Cluster:
         for event in sorted(self.schedule, key=lambda event: event.at):
             if not 0 <= event.at < math.inf:
                 raise UsageError(
-                    f"{_written(event)} comes at {event.at:g} s, and training begins at 0 s: give 0"
-                    " or more seconds"
+                    f"{_as_flag(event)} comes at {event.at:g} s, and training begins at 0 s: give a"
+                    " finite number of seconds, 0 or more"
                 )
             if isinstance(event, Join):
                 if event.workers < 1:
                     raise UsageError(
-                        f"{_written(event)} has {event.workers} workers join: give 1 or more"
+                        f"{_as_flag(event)} has {event.workers} workers join: give 1 or more"
                     )
                 there += event.workers
             elif not 0 <= event.worker < there:
                 raise UsageError(
-                    f"{_written(event)} is of worker {event.worker}, and there are workers 0 to"
+                    f"{_as_flag(event)} is of worker {event.worker}, and there are workers 0 to"
                     f" {there - 1} by then: give one of these"
                 )
             if isinstance(event, Silence) and not 0 < event.seconds < math.inf:
                 raise UsageError(
-                    f"{_written(event)} lasts {event.seconds:g} s: give more than 0 seconds"
+                    f"{_as_flag(event)} lasts {event.seconds:g} s: give a finite number of seconds,"
+                    " more than 0"
                 )
 
     def apply_time(self) -> Callable[[int], float] | None:

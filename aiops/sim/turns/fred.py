@@ -16,12 +16,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.client.params import Params
-from aiops.engine.receive import bad_value
+from aiops.engine.receive import NOTHING_APPLIED, bad_value
 from aiops.errors import BadPush, UsageError
 from aiops.kernels.scan import survey
 from aiops.model.layout import Array, Layout
 from aiops.sim.turns.client_selection import selection as rule_named
-from aiops.sim.turns.task import Batches, Task, compute
+from aiops.sim.turns.task import Batches, Task, check_task, compute, initial_parameters, validated
 
 _PASSED = 64  # turns per client, all passed over, after which the run is taken to be stuck
 
@@ -133,6 +133,7 @@ def simulate_fred(
         raise UsageError(f"{clients} clients and {iterations} iterations: give 1 or more of each")
     if min(samples, seed) < 0:
         raise UsageError(f"{samples} samples and seed {seed}: give 0 or more for each")
+    check_task(task)
     return _FredRun(server, task, clients, selection, seed).run(
         Batches(task.examples, batch_size, seed, order), iterations, samples
     )
@@ -146,8 +147,9 @@ class _FredRun:
     ) -> None:
         self._server, self._task = server, task
         self._selection = rule_named(selection, clients, seed)
-        layout = Layout.of(task.initial(seed))
-        self._names = list(task.initial(seed))  # in the order that FRED's lists have
+        initial = initial_parameters(task, seed)
+        layout = Layout.of(initial)
+        self._names = list(initial)  # in the order that FRED's lists have
         self._gradient = Params(layout)
         self._named = isinstance(server.params, Mapping)
         given = Params(layout)
@@ -164,8 +166,9 @@ class _FredRun:
             try:
                 self._turn(self._next(), batches.rows(iteration))
             except BadPush as error:
-                diverged = str(error)
-                curve.append(self._point(iteration))
+                diverged = str(error).removesuffix(NOTHING_APPLIED)
+                if curve[-1].iteration != iteration:
+                    curve.append(self._point(iteration))
                 break
             if iteration + 1 in marks:
                 curve.append(self._point(iteration + 1))
@@ -225,7 +228,7 @@ class _FredRun:
     def _point(self, iteration: int) -> FredSample:
         params = Params(self._gradient.layout)
         self._copy(self._server.params, params)
-        return FredSample(iteration, int(self._server.timestamp), *self._task.validate(params))
+        return FredSample(iteration, int(self._server.timestamp), *validated(self._task, params))
 
     def _copy(self, arrays: Arrays, into: Params) -> None:
         """Copy a server's parameters, and check that they are the task's."""

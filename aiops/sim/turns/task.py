@@ -123,11 +123,11 @@ def compute(task: Task, params: Mapping[str, Array], rows: Ints, out: Params) ->
     Raises
     ------
     UsageError
-        When it returns something: then ``out`` is not what it computed.
+        When it returns something else than ``out``: that is not what it computed then.
     """
     out.arena.data.fill(0)
     given: object = task.gradient(params, rows, out)  # type: ignore[func-returns-value]
-    if given is not None:
+    if given is not None and given is not out:
         raise UsageError(
             f"{type(task).__name__}.gradient returned {type(given).__name__}, and what it returns"
             " is not used: write the gradient into `out`, as in out[name][...] = gradient"

@@ -53,23 +53,29 @@ def test_a_run_that_is_there_stays(kept: RunFolder, archive: Path) -> None:
     assert json.loads(path.read_text())["name"] == "own"
 
 
+RUN = b'{"key": "a", "result": {}, "versions": {}}\n'
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
         (b"no gzip", "it is not compressed by gzip; give a runs.jsonl.gz, which experiments write"),
-        (gzip.compress(b'{"key": "a"}\nhello\n'), "line 2 of it, unpacked, is not JSON; give a"),
+        (gzip.compress(RUN + b"hello\n"), "line 2 of it, unpacked, is not JSON; give a"),
         (gzip.compress(b"\xff\n"), "line 1 of it, unpacked, is not JSON"),
         (gzip.compress(b"[]\n"), "line 1 of it, unpacked, is no JSON object"),
         (gzip.compress(b"{}\n"), 'has no "key" of letters and digits'),
         (gzip.compress(b'{"key": "../over"}\n'), 'has no "key" of letters and digits'),
         (gzip.compress(b'{"key": 7}\n'), 'has no "key" of letters and digits'),
-        (gzip.compress(b'{"key": "a"}\n' * 99)[:-9], "ends in the midst of its data: copy it"),
-        (gzip.compress(b'{"key": "a"}\n')[:-8] + bytes(8), "its checksum does not match"),
+        (gzip.compress(b'{"key": "a"}\n'), 'line 1 of it, unpacked, has no "result" with values'),
+        (gzip.compress(RUN + b'{"key":"b","result":{}}\n'), 'line 2 .* has no "versions" with'),
+        (gzip.compress(b"[" * 100_000 + b"\n"), "line 1 of it, unpacked, is not JSON"),
+        (gzip.compress(RUN * 99)[:-9], "ends in the midst of its data: copy it"),
+        (gzip.compress(RUN)[:-8] + bytes(8), "its checksum does not match"),
         (gzip.compress(b"x")[:10] + b"\xff" * 20, "its compressed data is damaged"),
     ],
     ids=[
-        *("no gzip", "no JSON", "no UTF-8", "a list", "no key", "a path", "a number", "cut"),
-        *("checksum", "damaged"),
+        *("no gzip", "no JSON", "no UTF-8", "a list", "no key", "a path", "a number"),
+        *("no result", "no versions", "deep", "cut", "checksum", "damaged"),
     ],
 )
 def test_what_is_no_archive_is_told_and_leaves_nothing(

@@ -77,6 +77,18 @@ class TestGradients:
         ):
             run.execute()
 
+    def test_where_it_was_written_may_be_returned(self) -> None:
+        class Returned(PerceptronTask):
+            def gradient(self, params: Any, rows: Any, out: Any) -> Any:
+                super().gradient(params, rows, out)
+                return out
+
+        digests = set()
+        for task in (PerceptronTask, Returned):
+            with Run(simulation("asgd"), task("digits", 8)) as run:
+                digests.add(run.execute().digest)
+        assert len(digests) == 1
+
 
 class TestAhead:
     """With several jobs gradients are computed before their turn, and are the same gradients."""

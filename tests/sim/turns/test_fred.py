@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
+from aiops.lab.workloads import PerceptronTask
 from aiops.model.layout import Array
 from aiops.sim.turns.fred import FredResult, simulate_fred
 from aiops.sim.turns.run import Run
@@ -150,7 +151,34 @@ def test_a_run_ends_where_it_diverges() -> None:
         found = run(Exploding(TASK.initial(0), 0.005), clients=1)
     assert found.diverged is not None
     assert "holds nan at" in found.diverged
+    assert found.diverged.endswith("every value must be finite and below 1e18 in magnitude")
     assert found.curve[-1].iteration == found.timestamp == 6
+
+
+def test_it_diverges_where_it_was_sampled() -> None:
+    """That iteration has one point of the curve."""
+
+    class Endless(FASGD):
+        def apply_update(self, grads: Any, timestamp: int, client: int) -> tuple[Any, int, bool]:
+            self.params["layer0.weight"] *= np.float32(np.inf)
+            return super().apply_update(grads, timestamp, client)
+
+    with np.errstate(invalid="ignore"):
+        found = run(Endless(TASK.initial(0), 0.005), clients=1, samples=60)
+    assert found.diverged is not None
+    assert [each.iteration for each in found.curve] == [0, 1]
+
+
+def test_a_task_is_checked_as_a_simulation_does() -> None:
+    class Half(PerceptronTask):
+        def validate(self, params: Any) -> Any:
+            return 0.5
+
+    server = FASGD(TASK.initial(0), 0.005)
+    with pytest.raises(UsageError, match="the task is the class PerceptronTask"):
+        simulate_fred(server, PerceptronTask, clients=1, iterations=1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"the task Half: validate.* returned 0.5, and"):
+        simulate_fred(server, Half("digits", 8), clients=1, iterations=1)
 
 
 def test_no_client_is_unblocked() -> None:
