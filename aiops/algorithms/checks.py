@@ -8,12 +8,11 @@ from typing import TypeVar
 
 import msgpack
 
-from aiops.common.load import described
+from aiops.common.load import described, own_modules
 from aiops.errors import AiopsError, UsageError
 from aiops.kernels.rule import number_of
 
 T = TypeVar("T")
-_OURS = __name__.partition(".")[0]
 
 TRIED_UPDATES = (1, 2, 3, 10, 100, 1000, 1_000_000)
 """The updates for which scalars are tried before a run."""
@@ -114,8 +113,7 @@ def failed_part(error: BaseException, *parts: object) -> UsageError | None:
     parts
         The run's algorithm, and its policy: instances of classes that users may have written.
     """
-    modules = {cls.__module__ for part in parts for cls in type(part).__mro__}
-    theirs = {each for each in modules if each.partition(".")[0] not in (_OURS, "builtins")}
+    theirs = own_modules(parts)
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     passed = [each for each in frames if each.f_globals.get("__name__") in theirs]
     if not passed:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 from aiops.errors import UsageError
+
+_NOT_THEIRS = {__name__.partition(".")[0], *sys.stdlib_module_names} - {"__main__"}
 
 
 def imported(place: str, what: str) -> Any:
@@ -34,6 +38,17 @@ def imported(place: str, what: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         raise UsageError(f"{what}: {module_name} has no {attribute!r}") from None
+
+
+def own_modules(parts: Iterable[object]) -> set[str]:
+    """Return the names of the modules of a user's that objects have their classes in.
+
+    >>> from argparse import Namespace
+    >>> own_modules([UsageError("why"), Namespace()])
+    set()
+    """
+    modules = {cls.__module__ for part in parts for cls in type(part).__mro__}
+    return {each for each in modules if each.partition(".")[0] not in _NOT_THEIRS}
 
 
 def described(error: BaseException, *, skipped: int = 0) -> str:

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from aiops._version import __version__
+from aiops.common.load import own_modules
 from aiops.engine.capture import Capture, policy_state, settings_of
 from aiops.engine.capture import capture as captured
 from aiops.engine.engine import Engine
@@ -145,9 +147,10 @@ def _header(run: KeptRun, capture: Capture) -> SnapshotHeader:
         "simulation": _as_json(run.simulation),
         "task": facts_of(run.task),
     }
-    version = dispatcher.engine.version
+    engine = dispatcher.engine
+    version, wrote = engine.version, _wrote(engine.algorithm, engine.policy, run.task)
     return SnapshotHeader(
-        *(dispatcher.iteration, 0, "", [version], settings, _wrote(), capture.owners), kind=KIND
+        *(dispatcher.iteration, 0, "", [version], settings, wrote, capture.owners), kind=KIND
     )
 
 
@@ -258,11 +261,12 @@ class Checkpoint:
         UsageError
             When the run's rule of turns is another one.
         """
-        wrote = {name: value for name, value in _wrote().items() if name != "byteorder"}
+        parts = engine.algorithm, engine.policy, dispatcher.task
+        wrote = {name: value for name, value in _wrote(*parts).items() if name != "byteorder"}
         others = [name for name in wrote if self._header.wrote.get(name) != wrote[name]]
         if others:
             _log.warning(
-                "%s was written with %s, and this is %s: what follows may differ in the last bits",
+                "%s was written with %s, and this is %s: what follows may differ",
                 *(self._path, _listed(self._header.wrote, others), _listed(wrote, others)),
             )
         try:
@@ -316,11 +320,23 @@ class Checkpoint:
         return into
 
 
-def _wrote() -> dict[str, str]:
-    """Return the software that writes; with the same a run continues to the same bits."""
+def _wrote(*parts: object) -> dict[str, str]:
+    """Return the software that writes; with the same a run continues to the same bits.
+
+    ``parts``: of the run, of which users may have written some.
+    """
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"aiops": __version__, "numpy": np.__version__, "python": python}
-    return {**versions, "byteorder": sys.byteorder}
+    return {**versions, **_own_code(parts), "byteorder": sys.byteorder}
+
+
+def _own_code(parts: Iterable[object]) -> dict[str, str]:
+    """Return a digest of the modules of a user's that parts have their classes in, if any."""
+    theirs, found = sorted(own_modules(parts)), hashlib.sha256()
+    for name in theirs:
+        with contextlib.suppress(OSError, TypeError):  # without a file there is no text
+            found.update(inspect.getsource(sys.modules[name]).encode())
+    return {f"the code of {', '.join(theirs)}": found.hexdigest()[:12]} if theirs else {}
 
 
 def _listed(wrote: Facts, names: list[str]) -> str:

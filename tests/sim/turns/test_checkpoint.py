@@ -300,7 +300,23 @@ class TestRefused:
         rewrite(path, wrote={"aiops": "0.0.1", "numpy": np.__version__, "python": "2.7"})
         Run.load(path, TASK).close()
         assert "was written with aiops 0.0.1, python 2.7, and this is aiops" in caplog.text
-        assert "may differ in the last bits" in caplog.text
+        assert "what follows may differ" in caplog.text
+
+    def test_other_code_of_ones_own_is_told(
+        self, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Task(PerceptronTask):
+            pass
+
+        task, code = Task("digits", 8), "class Task: pass"
+        monkeypatch.setattr(checkpoint.inspect, "getsource", lambda module: code)
+        with Run(simulation("asgd"), task) as run:
+            run.save(path)
+        Run.load(path, task).close()
+        assert "was written with" not in caplog.text
+        code += "  # another"
+        Run.load(path, task).close()
+        assert f"was written with the code of {__name__} " in caplog.text
 
     @each_row(
         "found", [b"", b"hello", b"aiops simulation checkpoint\n{}\n", b"\x80\x05."], ids=repr
