@@ -40,7 +40,7 @@ SIZES = {
     "shards": (24, 5510),
     "sim": (38, 7060),
     "state": (10, 2350),
-    "store": (20, 5030),
+    "store": (21, 5100),
     "testing": (1, 241),
     "tracing": (4, 740),
     "trackers": (6, 398),

@@ -23,7 +23,7 @@ import numpy as np
 
 from aiops.model.layout import Array, Ints
 from aiops.model.tables import Table
-from aiops.store.untouched import pages_of
+from aiops.store.untouched import pages_of, runs
 
 _SHARE = 16
 """Rows are evicted by 1/16 of a bound at a time."""
@@ -98,7 +98,7 @@ class RowEviction:
         last = ((touched + 1) * page - 1) // record
         stored = np.searchsorted(kept, last, "right") - np.searchsorted(kept, first, "left")
         whole = (touched + 1) * page <= self._store.nbytes
-        for begin, end in _runs(touched[(stored == 0) & whole]):
+        for begin, end in runs(touched[(stored == 0) & whole]):
             self._pages.madvise(mmap.MADV_DONTNEED, begin * page, (end - begin) * page)
 
     def _last(self, ids: Ints) -> Ints:
@@ -107,12 +107,3 @@ class RowEviction:
         if self._stamps.shape[1] > 1:
             last |= self._stamps[ids, 1].astype(np.int64) << 32
         return last
-
-
-def _runs(numbers: Ints) -> list[tuple[int, int]]:
-    """Return rising numbers as ranges: of each the first, and the one past the last."""
-    if not len(numbers):
-        return []
-    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-    starts, ends = numbers[np.r_[0, breaks]], numbers[np.r_[breaks - 1, len(numbers) - 1]] + 1
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))

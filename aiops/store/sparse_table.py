@@ -31,6 +31,7 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.tables import ID_BYTES, NamedTable, outside, share_of
 from aiops.store.resources import Guard
+from aiops.store.row_bitmap import RowBitmap
 from aiops.store.row_eviction import RowEviction, stamp_columns
 from aiops.store.table_image import TableImage
 from aiops.store.untouched import pages_of, untouched
@@ -174,7 +175,7 @@ class SparseTable:
         self.record_bytes = columns * self.dtype.itemsize
         self._store = untouched(table.rows * columns, self.dtype).reshape(table.rows, columns)
         self._pages = _Promotion(self._store)
-        self._bits = untouched(-(-table.rows // 8), np.dtype(np.uint8))
+        self._stored = RowBitmap(table.rows)
         first = RowInitialiser(table.init, table.scale, table.seed)
         self._make_mover = partial(mover, first, table.width, states, self.dtype)
         self._backend = backend
@@ -237,7 +238,9 @@ class SparseTable:
             return np.array([int(np.argmax(ids == unique[bad // width])), -1, 0])
         for image in self._images:
             image.keep(unique[:count])
-        fresh = self._mover.scatter(self._store, self._bits, unique[:count], work)
+        fresh = self._mover.scatter(self._store, self._stored.bits, unique[:count], work)
+        if fresh:
+            self._stored.mark(unique[:count])
         if 2 * self.made >= self.table.rows:
             self._pages.count_updates(count)
         if self._eviction is None:
@@ -266,8 +269,9 @@ class SparseTable:
         chosen = ids[evicted]
         for image in self._images:
             image.keep(chosen)
-        np.bitwise_and.at(self._bits, chosen >> 3, ~(1 << (chosen & 7)).astype(np.uint8))
-        eviction.clear(chosen, ids[~evicted])
+        kept = ids[~evicted]
+        self._stored.remove(chosen, kept)
+        eviction.clear(chosen, kept)
         return len(chosen)
 
     def put(self, ids: Ints, rows: Array) -> None:
@@ -289,7 +293,8 @@ class SparseTable:
             self._work[0, :size] = rows[start : start + _AT_ONCE].reshape(-1)
             for array, value in zip(self._work[1:], self._states, strict=True):
                 array[:size] = value
-            self.made += self._mover.scatter(self._store, self._bits, some, self._work)
+            self.made += self._mover.scatter(self._store, self._stored.bits, some, self._work)
+            self._stored.mark(some)
 
     def stored(self) -> tuple[Ints, Array]:
         """Return the ids of the rows that are stored, in order, and a copy of their parameters."""
@@ -312,7 +317,7 @@ class SparseTable:
         While no update runs. It is read while updates go on, and `end_image` ends it.
         """
         evicts = self._eviction is not None
-        found = TableImage(self._store, self._bits, self.made, self._guard(), evicts=evicts)
+        found = TableImage(self._store, self._stored, self.made, self._guard(), evicts=evicts)
         self._images += (found,)
         return found
 
@@ -335,7 +340,7 @@ class SparseTable:
         self.total_staleness, self.rows_pushed = state["total_staleness"], state["rows_pushed"]
         self.evicted = state["evicted"]
         self._store[ids] = records
-        np.bitwise_or.at(self._bits, ids >> 3, (1 << (ids & 7)).astype(np.uint8))
+        self._stored.add(ids)
 
     def digest(self) -> bytes:
         """Return the SHA-256 of what is stored: ids, parameters and state."""
@@ -364,10 +369,7 @@ class SparseTable:
 
     def stored_ids(self) -> Ints:
         """Return the ids of the rows that are stored, int64[made], in order."""
-        bytes_ = np.flatnonzero(self._bits)
-        bits = np.unpackbits(self._bits[bytes_], bitorder="little").reshape(-1, 8)
-        where, bit = np.nonzero(bits)
-        return np.ascontiguousarray(bytes_[where] * 8 + bit, np.int64)
+        return self._stored.ids()
 
     def _make_room(self, rows: int) -> None:
         self._room = 1 << (rows - 1).bit_length()

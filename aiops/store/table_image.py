@@ -47,12 +47,13 @@ import numpy as np
 from aiops.errors import UsageError
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints
+from aiops.store.row_bitmap import BLOCK
 from aiops.store.untouched import untouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiops.kernels.table_rows import Bits
+    from aiops.store.row_bitmap import RowBitmap
 
 _PAGE = 4096
 """Bytes: pieces of whole pages, at whole pages, can be written past the system's cache."""
@@ -61,7 +62,6 @@ _BYTES = 1 << 20
 """Bytes of rows that are read at a time, about: for as long an update may have to wait."""
 
 _IDS = 1 << 17  # ids that are handed out at a time
-_WINDOW = 1 << 16  # rows whose bits are looked at in one go
 
 _NEW = -1
 """The place of a row that was not stored at the moment."""
@@ -72,8 +72,8 @@ class TableImage:
 
     Parameters
     ----------
-    store, bits, made
-        The table's records, a bit for each row that is stored, and their number.
+    store, stored, made
+        The table's records, which rows are stored, and their number.
     guard
         Keeps the threads of updates and of the reader apart.
     evicts
@@ -90,14 +90,16 @@ class TableImage:
     def __init__(
         self,
         store: Array,
-        bits: Bits,
+        stored: RowBitmap,
         made: int,
         guard: AbstractContextManager[Any],
         *,
         evicts: bool = False,
     ) -> None:
         self._evicts = evicts
-        self._store, self._bits, self._made, self._guard = store, bits, made, guard
+        self._store, self._stored, self._made, self._guard = store, stored, made, guard
+        # Of this moment: rows that are evicted meanwhile are in no other.
+        self._begins = (stored.blocks() * BLOCK).tolist()
         rows = len(store)
         small = np.dtype(np.int32 if rows < 1 << 31 else np.int64)
         # By row, one more than its place among the copies; 0: it has none.
@@ -129,7 +131,7 @@ class TableImage:
             if self._over:
                 return
             first = ids[(self._places[ids] == 0) & (ids >= self._passed)]
-            stored = self._stored(first)
+            stored = self._stored.has(first)
             self._places[first[~stored]] = _NEW
             rows = first[stored]
             places = self._take(len(rows))
@@ -142,10 +144,6 @@ class TableImage:
             self._over, self.held = True, 0
             self._places = self._free = np.empty(0, self._free.dtype)
             self._copies = np.empty((0, 0), self._store.dtype)
-
-    def _stored(self, ids: Ints) -> Any:
-        """Return of each row whether it is stored in the table now."""
-        return (self._bits[ids >> 3] >> (ids & 7)) & 1 == 1
 
     def _take(self, count: int) -> Ints:
         """Return free places; those that were in use before come first, for they have memory."""
@@ -171,13 +169,13 @@ class TableImage:
 
     def _windows(self) -> Iterator[Ints]:
         """Yield the ids of the rows that were stored, from one range of rows after the other."""
-        for begin in range(0, len(self._store), _WINDOW):
+        for begin in self._begins:
             with self._guard:
                 self._check()
-                bits = self._bits[begin >> 3 : (begin + _WINDOW) >> 3]
+                bits = self._stored.bits[begin >> 3 : (begin + BLOCK) >> 3]
                 stored = np.unpackbits(bits, bitorder="little")
                 if self._evicts:  # copies of rows that were evicted meanwhile
-                    places = self._places[begin : begin + _WINDOW]
+                    places = self._places[begin : begin + BLOCK]
                     stored[: len(places)] |= places > 0
                 ids = np.flatnonzero(stored) + begin
                 yielded = ids[self._places[ids] != _NEW]

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiops.model.layout import Ints
+
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 _USUAL = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64")
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _USUAL else 0)  # Python 3.13 has the name
@@ -46,3 +48,12 @@ def pages_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
         base = base.base
     pages = base.obj if isinstance(base, memoryview) else base
     return pages if isinstance(pages, mmap.mmap) else None
+
+
+def runs(numbers: Ints) -> list[tuple[int, int]]:
+    """Return rising numbers as ranges: of each the first, and the one past the last."""
+    if not len(numbers):
+        return []
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    starts, ends = numbers[np.r_[0, breaks]], numbers[np.r_[breaks - 1, len(numbers) - 1]] + 1
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))

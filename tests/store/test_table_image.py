@@ -16,7 +16,7 @@ from aiops.errors import UsageError
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array, Ints
 from aiops.model.tables import NamedTable, Table
-from aiops.store import table_image
+from aiops.store import row_bitmap, table_image
 from aiops.store.sparse_table import SparseTable
 from aiops.store.table_image import TableImage
 from aiops.store.untouched import untouched
@@ -61,7 +61,9 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_image, "_BYTES", 1)
     monkeypatch.setattr(table_image, "_PAGE", 64)
     monkeypatch.setattr(table_image, "_IDS", 4)
-    monkeypatch.setattr(table_image, "_WINDOW", 16)
+    monkeypatch.setattr(table_image, "BLOCK", 64)
+    monkeypatch.setattr(row_bitmap, "BLOCK", 64)
+    monkeypatch.setattr(row_bitmap, "_BYTES", 8)
 
 
 @given(data=st.data())
@@ -70,7 +72,7 @@ def test_it_is_as_a_copy_that_was_made_at_once(data: st.DataObject) -> None:
     """Images at any moment, several at a time, read piece by piece between pushes."""
     with pytest.MonkeyPatch.context() as patch:
         small_pieces(patch)
-        rows = data.draw(st.integers(1, 70), "rows")
+        rows = data.draw(st.integers(1, 200), "rows")
         bounds = {
             "max_rows": data.draw(st.sampled_from((0, 1, rows // 3)), "max_rows"),
             "max_age": data.draw(st.sampled_from((0, 0, 1, 5)), "max_age"),
