@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Final, TypeVar
 
 from aiops.common import urls
@@ -109,6 +110,7 @@ class Attempts:
         self._delays = delays(self._randbelow)
         self._made = (0.0, 0)
         self._useful = False  # whether the last attempt made a connection that was of use
+        self._useless = 0  # connections that brought no answer
         self._since: float | None = None  # when the first of them failed
         self._is_told = False
         self._tried = 0  # servers, in this round
@@ -139,8 +141,13 @@ class Attempts:
         self._welcomed, self._told = True, None
         self._patience[self._at], self.said = ATTEMPT, None
 
-    def lost(self, now: float, answered: int, until: float, error: Exception) -> None:
-        """Note that it is gone, why, and try until then for another.
+    def lost(
+        self, now: float, answered: int, until: float, error: Exception, trying: float = inf
+    ) -> float:
+        """Note that it is gone, and why; return until when to try for another.
+
+        That is ``until``, but ``trying`` if it is earlier and this connection was of no use: a
+        request because of which a server ends each connection must not be sent for ever.
 
         Pauses begin with the shortest if the connection brought an answer or lasted `LONGEST`.
         Otherwise they go on growing, to spare a server that ends each connection at once. An answer
@@ -154,7 +161,11 @@ class Attempts:
         if self._useful:
             self.restart(until)
             self._useful = True
+        else:
+            self._useless += 1
+            until = min(until, trying)
         self.until = until
+        return self.until
 
     def pause(self, now: float, error: Exception) -> float:
         """Return the seconds to wait before the next attempt, after this one failed.
@@ -218,9 +229,14 @@ class Attempts:
             return unreachable_since(self.said, error)
         if isinstance(error, DeadlineExceeded | Superseded | Untrusted):
             return error
+        servers = urls.write_all(self._servers)
+        if self._useless > 1:
+            return ConnectionLost(
+                f"{servers} took {self._useless} connections, and none brought an answer"
+                f" ({reason(error)}): the server's log says why it ended them"
+            )
         return ConnectionLost(
-            f"{urls.write_all(self._servers)} cannot be reached ({reason(error)}): is the server"
-            " running?"
+            f"{servers} cannot be reached ({reason(error)}): is the server running?"
         )
 
 

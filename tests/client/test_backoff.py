@@ -6,6 +6,7 @@ import pytest
 
 import aiops
 from aiops import testing
+from aiops.client import Client
 from aiops.client.backoff import (
     ATTEMPT,
     FIRST,
@@ -28,9 +29,13 @@ from aiops.errors import (
     Unavailable,
     UsageError,
 )
+from aiops.serving.server import Server
+from aiops.wire.data_messages import TakeTask
 from tests.rows import each_row
+from tests.support import ServerThread
 
 URL = "aiops://host:7171"
+ASKED = TakeTask(0, "digits", 100, 0, 1, 0, 1, 10, True, "", (), ())
 REFUSED = ConnectionRefusedError(111, "Connection refused")
 FULL = Unavailable(f"{URL}: the server has its 2 connections already", limit=2)
 
@@ -110,6 +115,16 @@ class TestAttempts:
         attempts.made(1.0, answered=7)
         attempts.lost(1.0 + lasted, 7 + answers, 99.0, OSError("gone"))
         assert attempts.pause(90.0, OSError("gone")) == FIRST / 2 * 2**pauses_before
+
+    def test_connections_without_an_answer_give_no_more_time(self) -> None:
+        attempts = attempts_at(until=10.0)
+        for number in range(1, 4):
+            attempts.made(float(number), answered=7)
+            assert attempts.lost(number + 0.1, 7, 99.0, OSError("gone"), attempts.until) == 10.0
+        with pytest.raises(ConnectionLost, match=r"took 3 connections, .* \(gone\)"):
+            attempts.pause(10.0, OSError("gone"))
+        attempts.made(4.0, answered=7)
+        assert attempts.lost(4.1, 8, 99.0, OSError("gone"), attempts.until) == 99.0
 
     def test_more_time_can_be_given(self) -> None:
         attempts = attempts_at()
@@ -272,24 +287,41 @@ def test_what_is_overdue_is_named() -> None:
     assert str(error).startswith(f"{URL} did not send an acknowledgement in 5 s: it may be")
 
 
-@testing.virtual()
-async def test_a_server_that_cuts_off_whoever_asks_is_not_besieged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with aiops.serve(policy="asgd") as server:
-        handle, asked = server._dispatcher.handle, 0
+class TestAServerThatCutsOffWhoeverAsks:
+    """A request that it cannot read, say, is not sent for ever: nor would a task come for ever."""
+
+    MATCH = (
+        r"took \d+ connections, and none brought an answer \(.* closed the connection\): the ser"
+    )
+
+    @staticmethod
+    def cuts_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Have it do so; return the peers that asked."""
+        handle, asked = server._dispatcher.handle, list[int]()
 
         def refuse(event: Event) -> list[Effect]:
-            nonlocal asked
             if isinstance(event, Received):
-                asked += 1
+                asked.append(event.peer)
                 server.connections.peers[event.peer].link.fault(ConnectionLost("a bug"))
                 return []
             return handle(event)
 
         monkeypatch.setattr(server._dispatcher, "handle", refuse)
-        client = await aiops.AsyncClient(server.url, timeout=60.0).connect()
-        with pytest.raises(DeadlineExceeded):
-            await client.stats()
-        await client.close()
-        assert 50 < asked < 100, "in the 60 seconds that an answer may take"
+        return asked
+
+    @testing.virtual()
+    async def test_it_is_not_besieged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with aiops.serve(policy="asgd") as server:
+            asked = self.cuts_off(server, monkeypatch)
+            client = await aiops.AsyncClient(server.url, timeout=60.0).connect()
+            with pytest.raises(ConnectionLost, match=self.MATCH):
+                await client.take_task(ASKED)
+            await client.close()
+            assert 50 < len(asked) < 100, "in the 60 seconds that connecting again may take"
+
+    def test_a_blocking_client_gives_up_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with ServerThread(policy="asgd") as server, Client(server.url, timeout=0.7) as client:
+            asked = server.call(lambda s: self.cuts_off(s, monkeypatch))
+            with pytest.raises(ConnectionLost, match=self.MATCH):
+                client.take_task(ASKED)
+            assert 2 < len(asked) < 20

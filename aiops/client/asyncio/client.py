@@ -398,7 +398,8 @@ class AsyncClient(Facade, AsyncClosing):
                     if not isinstance(error, ConnectionLost | Unavailable):
                         raise error
                     now = loop.time()
-                    attempts.lost(now, self._session.answered, now + self.timeout, error)
+                    until, before = now + self.timeout, attempts.until
+                    attempts.lost(now, self._session.answered, until, error, before)
                 await asyncio.sleep(attempts.pause(loop.time(), error))
         except AiopsError as final:
             self._keeper = None

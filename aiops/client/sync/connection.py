@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, Protocol
 
 from aiops.client.backoff import Attempts, Repetitions, overdue, reason
@@ -164,7 +165,7 @@ class BlockingConnection:
         handed, self._more = self.short.handed, more
         until = timeout + (handed.began if handed and handed.request is request else now)
         hurried = now - self._last < _MOMENT  # the next is then soon, too, and takes releases along
-        attempts, trying = self._attempts, now + min(timeout, attempting)
+        attempts, trying, lost = self._attempts, now + min(timeout, attempting), False
         if not session.ready:
             attempts.restart(trying)
             attempts.said, self._told = self._told, None
@@ -187,8 +188,9 @@ class BlockingConnection:
                     self.hang_up()
                     self.dialler.check()
                     if ready:  # it was there until now
+                        before, lost = trying if lost else inf, True
                         trying = min(until, now + attempting)
-                        attempts.lost(now, session.answered, trying, error)
+                        trying = attempts.lost(now, session.answered, trying, error, before)
                     self.dialler.wait(attempts.pause(now, error))
         except BaseException as error:  # such as Ctrl-C: a message may be cut
             outcome = error
