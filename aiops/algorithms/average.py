@@ -34,7 +34,10 @@ class Average(Algorithm):
     training; the server only forms the rounds. A worker adds the difference to its model, so the
     steps between the copy and the average are kept, and averaging does not change the mean.
 
-    Workers use `aiops.client.ModelAverager`, or in asyncio `aiops.client.AsyncModelAverager`.
+    Workers use `aiops.client.ModelAverager`, or in asyncio `aiops.client.AsyncModelAverager`. The
+    server has no model but what the first worker began with, which a fetch and ``--state`` have,
+    too; ``--init`` and ``--save`` are refused. To keep the model, have a worker write its own after
+    a last ``average()``. If the last worker goes, the next one begins with its own parameters.
 
     Settings
     --------

@@ -162,7 +162,7 @@ class Facade(SessionFacade):
             client=client,
             name=name,
             role=role,
-            token=token or os.environ.get(variables.TOKEN),
+            token=token or os.environ.get(variables.TOKEN) or None,  # as a server, which has none
             nonce=lambda: env.token_bytes(16),
             pongs=pongs,
             wire=checked_stream if variables.checksums(checksums) else stream,

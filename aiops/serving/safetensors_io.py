@@ -210,6 +210,8 @@ def write_table(path: Path, ids: Ints, rows: Array) -> None:
 
 
 def _half_done(path: Path) -> Path:
+    if not path.name:  # of "", for example, in the place of a variable that is not set
+        raise UsageError(f"{str(path)!r} is a folder: name a file in it", output=str(path))
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from aiops import tracing
 from aiops._version import __version__
 from aiops.algorithms import find
+from aiops.algorithms.base import Algorithm
 from aiops.algorithms.checks import failed_part
 from aiops.common import forks, urls
 from aiops.common.gathering import Gathering, gathered
@@ -39,7 +40,7 @@ from aiops.engine.events import (
     Stopping,
     Warm,
 )
-from aiops.errors import ConnectionLost, Refused, RolledBack, Superseded, UsageError
+from aiops.errors import ConflictError, ConnectionLost, Refused, RolledBack, Superseded, UsageError
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import CURRENT_ENVIRONMENT, Environment
 from aiops.serving import exchange_trace
@@ -126,6 +127,7 @@ class Server:
         self.post = dispatcher.post
         algorithm = find(config.policy).make(config.settings())
         options = config.options()
+        _check_model_files(config, algorithm)
         pacing = Pacing.of(*first_share(options), env, self.post)
         near = pacing is None and not config.no_shm and env.listen_unix is not None
         self._profile = Profile(config.profile) if config.profile is not None else None
@@ -762,6 +764,28 @@ def _resources(
 
 def _on_page(by: str) -> str:
     return f"token {by!r}, on the live page"
+
+
+def _check_model_files(config: Config, algorithm: Algorithm) -> None:
+    """Refuse files of a model where the workers have the model, and the server has none.
+
+    Raises
+    ------
+    ConflictError
+        When there is one.
+    """
+    if "average" not in algorithm.plan(config.workers):
+        return
+    remedies = {
+        "init": "give each worker these parameters",
+        "save": "have a worker write its own, after a last average()",
+    }
+    for flag, remedy in remedies.items():
+        if getattr(config, flag) is not None:
+            raise ConflictError(
+                f"under {algorithm.name} workers have the model, and the server keeps only what the"
+                f" first began with: drop --{flag}, and {remedy}"
+            )
 
 
 def _brief(error: BaseException) -> str:

@@ -399,6 +399,13 @@ class TestConnections:
         ):
             client.ping()
 
+    def test_an_empty_token_in_the_environment_is_none(
+        self, connect: Connect, server: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AIOPS_TOKEN", "")
+        with connect(server.url) as client:
+            client.ping()
+
     @pytest.mark.parametrize("transport", ["tcp", "near"], indirect=True)  # there is no server
     def test_nobody_there(self, connect: Connect) -> None:
         with socket.socket() as bound:  # so that no other test takes the port meanwhile

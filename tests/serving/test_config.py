@@ -351,6 +351,16 @@ class TestValues:
                 ConflictError,
                 "choose n from 1 to 2",
             ),
+            (
+                {"policy": "average", "init": Path("m.safetensors")},
+                ConflictError,
+                "drop --init, and",
+            ),
+            (
+                {"policy": "average", "save": Path("m.safetensors")},
+                ConflictError,
+                "drop --save, and",
+            ),
         ],
     )
     async def test_an_algorithms_settings(

@@ -50,6 +50,11 @@ def test_tensors_that_cannot_be_trained_are_named(tmp_path: Path) -> None:
         read_model(path)
 
 
+def test_an_empty_path_is_no_file() -> None:
+    with pytest.raises(UsageError, match=r"'\.' is a folder: name a file in it"):
+        write_model(Path(""), {"w": np.ones(2, np.float32)}, 1)
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_model(path, {"w": np.ones(2, np.float32)}, 1)
