@@ -72,6 +72,24 @@ def read_setting(owner: str, key: str, value: Any, defaults: Mapping[str, Any]) 
         raise UsageError(f"{owner}: {key} must be {wanted}, not {value!r}") from None
 
 
+def whole_number(name: str, value: object, least: int, most: int) -> int:
+    """Return a whole number, an integer of NumPy too, as an int.
+
+    Raises
+    ------
+    UsageError
+        When it is none, such as 2.0 or True, or out of range. It has the name, the range and the
+        value.
+    """
+    if not isinstance(value, bool) and isinstance(value, Integral):
+        number = int(value)
+        if least <= number <= most:
+            return number
+    bits = most.bit_length()
+    limit = f"2**{bits} - 1" if bits > 32 and most + 1 == 1 << bits else f"{most:,}"
+    raise UsageError(f"{name} must be a whole number from {least} to {limit}, not {value!r}")
+
+
 def check_texts(name: str, value: object) -> None:
     """Refuse a value that is no list or tuple of texts, such as one text, whose letters are."""
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):

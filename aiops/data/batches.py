@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from aiops.client.asyncio.averager import AsyncModelAverager
 from aiops.client.asyncio.worker import AsyncWorker
 from aiops.client.program import drive, drive_awaiting
@@ -13,6 +15,7 @@ from aiops.client.remote import Remote
 from aiops.client.server_info import ServerInfo
 from aiops.client.sync.averager import ModelAverager
 from aiops.client.sync.worker import Worker
+from aiops.common.settings import whole_number
 from aiops.data.feed import AskTask, DataSetPlan, Feed, Minibatch, Op
 from aiops.data.order import EpochOrder
 from aiops.data.source import Source, source_of
@@ -24,6 +27,9 @@ Awaiting: TypeAlias = AsyncWorker | AsyncModelAverager
 
 _BATCHES = 16
 """Mini-batches of a task, unless its size is given."""
+
+_LONGEST_NAME = 256
+"""The most characters of a data set's name that a server takes."""
 
 
 class SharedBatches:
@@ -172,8 +178,8 @@ def batches(
     epochs
         The number of epochs, with those that are complete already; None: without end.
     shuffle
-        True (default): any example may follow any. False: they come in their order. A number: that
-        many neighbours stay together, for data that is read from a disk.
+        True (default) or 1: any example may follow any. False or 0: they come in their order. A
+        larger number: that many neighbours stay together, for data that is read from a disk.
     seed
         Of the order of each epoch.
     task_size
@@ -191,10 +197,17 @@ def batches(
     if not isinstance(inner, Blocking | Awaiting):
         raise UsageError(f"a worker is needed that takes steps, not {type(inner).__name__}")
     source = source_of(data)
+    if not isinstance(shuffle, bool | np.bool_):
+        shuffle = whole_number("shuffle, where it is not True or False,", shuffle, 0, LARGEST)
     order = EpochOrder(len(source), int(shuffle), seed)
-    task_size = _BATCHES * batch_size if task_size is None else task_size
-    last = LARGEST if epochs is None else epochs
-    for what, number in (("batch_size", batch_size), ("task_size", task_size), ("epochs", last)):
-        if not 1 <= number <= LARGEST:
-            raise UsageError(f"{what} must be 1 or more, not {number}")
-    return SharedBatches(inner, source, DataSetPlan(name, order, batch_size, task_size, last))
+    batch_size = whole_number("batch_size", batch_size, 1, LARGEST)
+    if task_size is None:
+        task_size = min(_BATCHES * batch_size, LARGEST)
+    task_size = whole_number("task_size", task_size, 1, LARGEST)
+    last = LARGEST if epochs is None else whole_number("epochs", epochs, 1, LARGEST)
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        raise UsageError(
+            f"name must be a text of 1 to {_LONGEST_NAME} characters, not {name!r}: workers that"
+            " give the same one share the data set"
+        )
+    return SharedBatches(inner, source, DataSetPlan(str(name), order, batch_size, task_size, last))

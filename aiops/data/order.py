@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aiops.errors import UsageError
+from aiops.common.settings import whole_number
 from aiops.model.layout import Ints
 from aiops.model.parts import LARGEST
 
@@ -84,7 +84,7 @@ class EpochOrder:
     Raises
     ------
     UsageError
-        When a number is out of range.
+        When a number is not whole, or out of range.
     """
 
     block: int
@@ -92,14 +92,9 @@ class EpochOrder:
     seed: int
 
     def __init__(self, examples: int, block: int = 1, seed: int = 0) -> None:
-        for name, number, least in (
-            ("the number of examples", examples, 1),
-            ("the block", block, 0),
-            ("the seed", seed, 0),
-        ):
-            if not least <= number <= LARGEST:
-                raise UsageError(f"{name} must be {least} to 2**53 - 1, not {number}")
-        self.examples, self.block, self.seed = examples, block, seed
+        self.examples = whole_number("the number of examples", examples, 1, LARGEST)
+        self.block = whole_number("the block", block, 0, LARGEST)
+        self.seed = whole_number("the seed", seed, 0, LARGEST)
 
     def indices(self, epoch: int, start: int, stop: int) -> Ints:
         """Return the examples at positions ``start`` to ``stop`` of an epoch: int64."""

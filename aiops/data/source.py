@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
 
+from aiops.common.settings import whole_number
 from aiops.errors import UsageError
 from aiops.model.layout import Ints
+from aiops.model.parts import LARGEST
 
 
 class Source(Protocol):
@@ -21,6 +23,10 @@ class Source(Protocol):
         """Return the mini-batch of the examples with these numbers (int64), in this order."""
 
 
+_NO_ARRAYS = (str, bytes, list, tuple, range, Mapping, Set)
+"""Types that have a length, and take no array of indices."""
+
+
 class ArrayExamples:
     """Arrays of equal length: one, a tuple or list, or a mapping; a batch is of that form.
 
@@ -28,6 +34,11 @@ class ArrayExamples:
     ----------
     arrays
         NumPy arrays, PyTorch tensors, or whatever takes an array of indices.
+
+    Raises
+    ------
+    UsageError
+        When one of them is no array, or their lengths differ.
     """
 
     def __init__(self, arrays: Any) -> None:
@@ -37,6 +48,17 @@ class ArrayExamples:
             each = list(arrays.values())
         elif not isinstance(arrays, tuple | list):
             each = [arrays]
+        for array in each:
+            if isinstance(array, _NO_ARRAYS) or not hasattr(array, "__len__"):
+                problem = f"holds {type(array).__name__}"
+            elif getattr(array, "ndim", 1) == 0:
+                problem = "holds a number, which has no length"
+            else:
+                continue
+            raise UsageError(
+                f"a data set is one or more arrays of one length, and this {type(arrays).__name__}"
+                f" {problem}: make an array of the examples, as numpy.asarray does"
+            )
         lengths = {len(array) for array in each}
         if len(lengths) != 1:
             raise UsageError(
@@ -93,7 +115,7 @@ class RowRanges:
     Raises
     ------
     UsageError
-        When a number is less than 1, or the first rows do not rise from 0.
+        When a number is not whole, or less than 1, or the first rows do not rise from 0.
     """
 
     def __init__(
@@ -104,14 +126,14 @@ class RowRanges:
         unit: int | Sequence[int] | Ints = 1024,
         kept: int = 4,
     ) -> None:
-        self._length, self._read, self._most = length, read, kept
+        self._read = read
+        self._length = whole_number("the length", length, 1, LARGEST)
+        self._most = whole_number("the number of units kept", kept, 1, LARGEST)
         self._unit: int | Ints
         if isinstance(unit, Sequence | np.ndarray):
-            self._unit = _firsts(unit, length)
+            self._unit = _firsts(unit, self._length)
         else:
-            self._unit = int(unit)
-        if length < 1 or kept < 1 or (isinstance(self._unit, int) and self._unit < 1):
-            raise UsageError("the length, the unit and the number kept must be 1 or more")
+            self._unit = whole_number("the unit", unit, 1, LARGEST)
         self._kept: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -167,14 +189,15 @@ def _joined(pieces: Sequence[tuple[Any, Any, Ints]]) -> Any:
 
 def _firsts(unit: Sequence[int] | Ints, length: int) -> Ints:
     """Return the first row of each unit as an array."""
-    firsts = np.asarray(unit, np.int64)
-    ends = np.append(firsts, length)
-    if not len(firsts) or firsts[0] != 0 or (np.diff(ends) < 1).any():
-        raise UsageError(
-            "the first rows of the units must rise from 0, and stay below the length; leave out"
-            " units without rows"
-        )
-    return firsts
+    firsts = np.asarray(unit)
+    if firsts.dtype.kind in "iu" and firsts.ndim == 1:
+        ends = np.append(firsts.astype(np.int64), length)
+        if ends[0] == 0 and not (np.diff(ends) < 1).any():
+            return ends[:-1]
+    raise UsageError(
+        "the first rows of the units must be whole numbers that rise from 0, and stay below the"
+        " length; leave out units without rows"
+    )
 
 
 def source_of(data: Any) -> Source:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from aiops.common.settings import read_setting, read_settings
+from aiops.common.settings import read_setting, read_settings, whole_number
 from aiops.errors import UsageError
 from tests.rows import each_row
 
@@ -45,3 +46,19 @@ def test_values_that_are_no_integer(value: Any) -> None:
     with pytest.raises(UsageError, match="rank must be a whole number"):
         read_setting("thing", "rank", value, DEFAULTS)
     assert read_setting("thing", "rank", 3.0, DEFAULTS) == 3
+
+
+@each_row("value", [0, 11, 5.0, "5", True, np.True_, None])
+def test_what_is_no_whole_number(value: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        whole_number("size", value, 1, 10)
+    assert str(caught.value) == f"size must be a whole number from 1 to 10, not {value!r}"
+
+
+def test_whole_numbers() -> None:
+    found = whole_number("size", np.int8(5), 1, 10)
+    assert (found, type(found)) == (5, int)
+    with pytest.raises(UsageError, match=r"from 0 to 2\*\*53 - 1, not -1"):
+        whole_number("size", -1, 0, 2**53 - 1)
+    with pytest.raises(UsageError, match="from 0 to 1,099,511,627,776, not -1"):
+        whole_number("size", -1, 0, 2**40)

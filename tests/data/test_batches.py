@@ -289,12 +289,40 @@ def test_the_blocking_face() -> None:
 
 @each_row(
     ("changes", "words"),
-    [({"batch_size": 0}, "batch_size"), ({"task_size": 0}, "task_size"), ({"epochs": 0}, "epochs")],
+    [
+        *(
+            ({name: number}, f"{name} must be a whole number from 1 to 2**53 - 1, not {number!r}")
+            for name in ("batch_size", "task_size", "epochs")
+            for number in (0, 10.0, 2.5, "a", True, 2**53)
+        ),
+        ({"batch_size": None}, "batch_size must be a whole number from 1 to"),
+        ({"seed": 0.5}, "the seed must be a whole number from 0 to"),
+        ({"shuffle": "a"}, "shuffle, where it is not True or False, must be a whole number"),
+        ({"shuffle": 2.5}, "shuffle, where it is not True or False, must be a whole number"),
+        ({"shuffle": -1}, "shuffle, where it is not True or False, must be a whole number"),
+        ({"name": ""}, "name must be a text of 1 to 256 characters, not ''"),
+        ({"name": "a" * 257}, "name must be a text of 1 to 256 characters"),
+        ({"name": 3}, "name must be a text of 1 to 256 characters, not 3"),
+    ],
+    ids=str,
 )
 def test_arguments_that_are_refused(changes: dict[str, Any], words: str) -> None:
     worker = aiops.AsyncWorker("aiops://127.0.0.1:1", MODEL)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=re.escape(words)):
         data.batches(worker, np.arange(7), **settings(**changes))
+
+
+@testing.virtual()
+async def test_numbers_of_numpy_will_do() -> None:
+    given = {name: np.int64(number) for name, number in settings(shuffle=4, seed=2).items()}
+    seen = Seen()
+    async with aiops.serve(policy="asgd") as server:
+        await work(server.url, seen, name=np.str_("data"), **given)
+        await work(server.url, seen, shuffle=np.True_, name="another")
+    assert set(seen.values()) == {2}
+
+
+def test_what_is_no_worker() -> None:
     with pytest.raises(UsageError, match="not str"):
         data.batches("worker", np.arange(7), batch_size=1)  # type: ignore[arg-type]
 

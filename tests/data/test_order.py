@@ -69,7 +69,7 @@ def test_an_order_never_changes() -> None:
 EXPECTED = [5, 2, 1, 3, 7, 0, 4, 6]
 
 
-@each_row(("examples", "block", "seed"), [(0, 1, 0), (1, -1, 0), (1, 1, 2**53)])
-def test_numbers_out_of_range(examples: int, block: int, seed: int) -> None:
+@each_row(("examples", "block", "seed"), [(0, 1, 0), (1, -1, 0), (1, 1, 2**53), (1, 1, 1.0)])
+def test_numbers_that_are_refused(examples: int, block: int, seed: int) -> None:
     with pytest.raises(UsageError, match=r"2\*\*53 - 1"):
         EpochOrder(examples, block, seed)

@@ -47,6 +47,11 @@ def test_a_source_is_taken_as_it_is() -> None:
         ((X, Y[:4]), "of one length, not of [4, 5]"),
         (np.zeros(0), "is empty"),
         (7, "not int"),
+        (list(range(20)), "this list holds int: make an array"),
+        ((X, [1, 2, 3, 4, 5]), "this tuple holds list: make an array"),
+        ({"x": "text"}, "this dict holds str: make an array"),
+        ((np.float64(3), X), "this tuple holds float64: make an array"),
+        (np.array(3), "this ndarray holds a number, which has no length: make an array"),
         (iter("abc"), "RowRanges"),
     ],
 )
@@ -95,8 +100,15 @@ class TestRowRanges:
         assert asked == [(0, 2), (2, 3), (3, 6)]
 
     def test_bad_sizes(self) -> None:
-        with pytest.raises(UsageError, match="1 or more"):
-            RowRanges(0, lambda start, stop: None)
-        for unit in [], [1, 2], [0, 3, 3], [0, 6]:
-            with pytest.raises(UsageError, match="rise from 0"):
-                RowRanges(6, lambda start, stop: None, unit=unit)
+        for sizes, said in (
+            ({"length": 0}, "the length must be a whole number from 1 to"),
+            ({"length": 6.0}, "the length must be a whole number from 1 to"),
+            ({"unit": 0}, "the unit must be a whole number from 1 to"),
+            ({"unit": 2.5}, "the unit must be a whole number from 1 to"),
+            ({"kept": 0}, "units kept must be a whole number from 1 to"),
+            *(({"unit": unit}, "rise from 0") for unit in ([], [1, 2], [0, 3, 3], [0, 6])),
+            *(({"unit": unit}, "rise from 0") for unit in ([0, 2.5], ["0", "2"], [[0, 2]], "0")),
+        ):
+            given: dict[str, Any] = {"length": 6, **sizes}
+            with pytest.raises(UsageError, match=said):
+                RowRanges(read=lambda start, stop: None, **given)

@@ -130,5 +130,7 @@ def test_settings_that_are_the_data_sets(opt: RemoteOptimizer) -> None:
     dataset = ShardedDataset(opt, torch.arange(3), batch_size=4)
     with pytest.raises(UsageError, match="batch_size is the data set's"):
         ShardedLoader(dataset, batch_size=4)
+    with pytest.raises(UsageError, match="batch_size must be a whole number"):
+        ShardedDataset(opt, torch.arange(3), batch_size=4.0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="in_order"):
         ShardedLoader(dataset, in_order=False)
