@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiops.client.known_run import KnownRun
+from aiops.common.settings import whole_number
 from aiops.errors import BadPush, RemoteProtocolError, UsageError
 from aiops.model.layout import Array, Ints
-from aiops.model.parts import Parts
+from aiops.model.parts import LARGEST, Parts
 from aiops.model.row_shards import RowsCut, cut_rows
 from aiops.model.tables import (
     NamedTable,
@@ -55,6 +56,11 @@ class FetchedRowsSink(Sink):
         shape, dtype = (count, named.table.width), np.dtype(named.table.dtype)
         if out is None:
             out = np.empty(shape, dtype)
+        elif not isinstance(out, np.ndarray):
+            raise UsageError(
+                f"table {named.name!r}: out= must be a NumPy array, not {type(out).__name__}: make"
+                f" one with numpy.empty({shape}, {dtype.name!r})"
+            )
         elif out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
             raise UsageError(
                 f"table {named.name!r}: out= must be a contiguous {dtype.name} array of shape"
@@ -239,7 +245,7 @@ class Rows:
         Raises
         ------
         UsageError
-            When it pushes no row, or rows that the table does not have.
+            When it pushes no row, or rows that the table does not have, or the version is none.
         BadPush
             When rows lie on several shards, and one of them would refuse its gradients.
         """
@@ -248,7 +254,12 @@ class Rows:
         if not len(pushed):
             raise UsageError(f"table {name!r}: the push holds no row: push at least one")
         gradients = named.check_gradients(grads, len(pushed))
-        base = self.versions.get(name, 0) if version is None else int(version)
+        if version is None:
+            base = self.versions.get(name, 0)
+        elif type(version) is int and 0 <= version <= LARGEST:
+            base = version  # without a call, as pushes are frequent
+        else:
+            base = whole_number(f"table {name!r}: version", version, 0, LARGEST)
         asked = None if wanted is None else named.check_ids(wanted)
         into = None if asked is None else FetchedRowsSink(named, len(asked), out)
         if self.shards > 1:

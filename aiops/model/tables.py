@@ -8,13 +8,15 @@ is not stored: its values are generated from the table's initialiser, its seed a
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiops.common.settings import whole_number
 from aiops.errors import BadPush, UsageError, nearest
 from aiops.model.layout import Array, Ints
 from aiops.model.parts import LARGEST, MAX_TEXT, Part, Parts
@@ -36,6 +38,32 @@ MAX_ROWS_BYTES = 1 << 26
 
 ID_BYTES = 8
 
+_WHOLE = {
+    "rows": ("", 1, MAX_ROWS),
+    "width": ("", 1, MAX_WIDTH),
+    "seed": ("", 0, (1 << 63) - 1),
+    "max_rows": (" (0: no bound)", 0, MAX_ROWS),
+    "max_age": (" (0: no bound)", 0, LARGEST),
+}
+"""What of a table is a whole number: words after its name in an error, the least, and the most."""
+
+
+def _dtype(given: object) -> str:
+    """Return the name of a table's dtype, given as that or as what NumPy takes for it.
+
+    Raises
+    ------
+    UsageError
+        When no table has it.
+    """
+    found: object = given
+    if given is not None and not isinstance(given, str):  # NumPy would take None for float64
+        with contextlib.suppress(TypeError, ValueError):
+            found = np.dtype(given).name  # type: ignore[call-overload]
+    if found not in TABLE_DTYPES:
+        raise UsageError(f"a table's dtype must be {' or '.join(TABLE_DTYPES)}, not {given!r}")
+    return str(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -48,7 +76,7 @@ class Table:
     width
         Elements per row.
     dtype
-        ``"float32"`` or ``"float64"``.
+        ``"float32"`` or ``"float64"``, or NumPy's type of that name.
     init
         The initial values: ``"zeros"``; ``"uniform"`` in [-scale, scale]; ``"normal"``: mean 0,
         standard deviation ``scale``, cut at two standard deviations (as Keras's
@@ -76,7 +104,7 @@ class Table:
     Raises
     ------
     UsageError
-        When a value is out of its range.
+        When a value is of another type, or out of its range.
 
     Examples
     --------
@@ -97,32 +125,20 @@ class Table:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        for name, most in (("rows", MAX_ROWS), ("width", MAX_WIDTH)):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or not 1 <= value <= most:
-                raise UsageError(f"a table's {name} must be 1 to {most:,}, not {value!r}")
-            object.__setattr__(self, name, int(value))
-        if self.dtype not in TABLE_DTYPES:
-            raise UsageError(
-                f"a table cannot be {self.dtype!r}; {nearest(str(self.dtype), TABLE_DTYPES)}"
-            )
+        for name, (note, least, most) in _WHOLE.items():
+            number = whole_number(f"a table's {name}{note}", getattr(self, name), least, most)
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "dtype", _dtype(self.dtype))
         if self.init not in INITIALISERS:
             raise UsageError(
                 f"no initialiser is called {self.init!r}; {nearest(str(self.init), INITIALISERS)}"
             )
-        object.__setattr__(self, "scale", float(self.scale))
-        if not (math.isfinite(self.scale) and 0 <= self.scale < 1e18):
-            raise UsageError(f"a table's scale must be 0 or more and finite, not {self.scale!r}")
-        if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"a table's seed must be 0 to 2**63 - 1, not {self.seed!r}")
-        object.__setattr__(self, "seed", int(self.seed))
-        for name, most in (("max_rows", MAX_ROWS), ("max_age", LARGEST)):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or not 0 <= value <= most:
-                raise UsageError(
-                    f"a table's {name} must be 0 (no bound) to {most:,}, not {value!r}"
-                )
-            object.__setattr__(self, name, int(value))
+        scale: Any = self.scale
+        if isinstance(scale, bool) or not isinstance(scale, Real) or not scale < 1e18 or scale < 0:
+            raise UsageError(
+                f"a table's scale must be a number that is 0 or more and below 1e18, not {scale!r}"
+            )
+        object.__setattr__(self, "scale", float(scale))
         row_bytes = self.width * np.dtype(self.dtype).itemsize
         object.__setattr__(self, "row_bytes", row_bytes)
         object.__setattr__(self, "most", min(MAX_IDS, MAX_ROWS_BYTES // row_bytes))
@@ -291,10 +307,16 @@ class Tables(Mapping[str, NamedTable]):
     Raises
     ------
     UsageError
-        When there are too many, or a name is not allowed or used twice, also by a tensor.
+        When they are no mapping, or too many, or a name is not allowed or used twice, also by a
+        tensor.
     """
 
     def __init__(self, tables: Mapping[str, Table], tensors: Iterable[str] = ()) -> None:
+        if not isinstance(tables, Mapping):
+            raise UsageError(
+                f"tables must be a mapping of names to aiops.Table, not {type(tables).__name__}:"
+                ' write {"NAME": aiops.Table(...)}'
+            )
         if len(tables) > MAX_TABLES:
             raise UsageError(f"a model has at most {MAX_TABLES:,} tables, not {len(tables):,}")
         both = set(tables) & set(tensors)

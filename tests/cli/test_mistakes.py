@@ -379,7 +379,12 @@ PROGRAMS = [
     ("a number as a path", serve(state=3), errors.UsageError, "state must be a path, not 3"),
     ("a flag of text", serve(no_shm="yes"), errors.UsageError, "must be True or False, not 'yes'"),
     ("a token of bytes", serve(token=b"secret"), errors.UsageError, "a string, not bytes"),
-    ("a table", lambda _url: aiops.Table(0, 4), errors.UsageError, "rows must be 1 to"),
+    (
+        "a table",
+        lambda _url: aiops.Table(0, 4),
+        errors.UsageError,
+        "rows must be a whole number",
+    ),
 ]
 
 

@@ -98,7 +98,8 @@ class TestEveryClient:
             got = ps.fetch_rows("embedding", [3, 7], out)
             assert got is out
             np.testing.assert_array_equal(out, begun([3, 7]) - step * np.array([three, seven]))
-            receipt, rows = ps.exchange_rows("embedding", [3], grads[:1], [3, 8], version=0)
+            asked = "embedding", [3], grads[:1], [3, 8]
+            receipt, rows = ps.exchange_rows(*asked, version=np.int64(0))  # type: ignore[arg-type]
             assert (receipt.version, receipt.staleness) == (2, 1)
             np.testing.assert_array_equal(rows[0], out[0] - step * grads[0])
             np.testing.assert_array_equal(rows[1], begun([8])[0])
@@ -120,6 +121,11 @@ class TestEveryClient:
                 ("holds no row", ("push_rows", "embedding", [], grads[:0])),
                 ("out= must be", ("fetch_rows", "embedding", [1], np.zeros((1, 4)))),
                 ("out= must be", ("fetch_rows", "embedding", [1], grads.T)),
+                ("must be a NumPy array, not list", ("fetch_rows", "embedding", [1], [[0] * 4])),
+                ("version must be a whole", ("push_rows", "embedding", [1], grads, -1)),
+                ("version must be a whole", ("push_rows", "embedding", [1], grads, "a")),
+                ("version must be a whole", ("push_rows", "embedding", [1], grads, 1.5)),
+                ("version must be a whole", ("push_rows", "embedding", [1], grads, 1 << 53)),
                 ("no row 1000", ("exchange_rows", "embedding", [1], grads, [1000])),
             ):
                 with pytest.raises(UsageError, match=said):
@@ -193,6 +199,10 @@ class TestDefining:
                 aiops.Worker(server.url, DENSE, tables=TABLES, timeout=PATIENCE)
             with aiops.Worker(server.url, DENSE, timeout=PATIENCE) as ps:
                 assert ps.step(lambda params: DENSE).version == 1
+
+    def test_tables_without_names(self, shared: ServerThread) -> None:
+        with pytest.raises(UsageError, match=r"a mapping of names to aiops\.Table, not list"):
+            aiops.Worker(shared.url, DENSE, tables=[*TABLES.values()])  # type: ignore[arg-type]
 
     def test_a_name_for_two_things(self, shared: ServerThread) -> None:
         with pytest.raises(UsageError, match="'w' is the name of a table and of a tensor"):

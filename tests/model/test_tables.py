@@ -24,12 +24,22 @@ class TestTable:
     @each_row(
         ("change", "said"),
         [
-            ({"rows": 0}, "rows must be 1 to"),
-            ({"rows": 2**41}, "rows must be 1 to"),
-            ({"rows": 3.0}, "rows must be 1 to"),
-            ({"width": 0}, "width must be 1 to"),
-            ({"width": "4"}, "width must be 1 to"),
-            ({"dtype": "float16"}, "cannot be 'float16'"),
+            ({"rows": 0}, "rows must be a whole number from 1 to"),
+            ({"rows": 2**41}, "rows must be a whole number from 1 to"),
+            ({"rows": 3.0}, "rows must be a whole number from 1 to"),
+            ({"width": 0}, "width must be a whole number from 1 to"),
+            ({"width": "4"}, "width must be a whole number from 1 to"),
+            ({"rows": True}, "rows must be a whole number from 1 to"),
+            ({"dtype": "float16"}, "must be float32 or float64, not 'float16'"),
+            ({"dtype": "int64"}, "must be float32 or float64, not 'int64'"),
+            ({"dtype": np.int64}, "must be float32 or float64, not <class 'numpy.int64'>"),
+            ({"dtype": None}, "must be float32 or float64, not None"),
+            ({"dtype": 32}, "must be float32 or float64, not 32"),
+            ({"max_rows": -1}, r"max_rows \(0: no bound\) must be a whole number from 0 to"),
+            ({"max_age": 1.5}, r"max_age \(0: no bound\) must be a whole number from 0 to"),
+            ({"scale": "1"}, "scale must be a number .*, not '1'"),
+            ({"scale": True}, "scale must be"),
+            ({"scale": 1e18}, "scale must be"),
             ({"init": "unifrom"}, "did you mean 'uniform'"),
             ({"scale": float("nan")}, "scale must be"),
             ({"scale": -1}, "scale must be"),
@@ -43,7 +53,14 @@ class TestTable:
             Table(**settings)
 
     def test_numbers_of_numpy_will_do(self) -> None:
-        assert Table(np.int64(5), np.int32(2), scale=1) == Table(5, 2, scale=1.0)  # type: ignore[arg-type]
+        numbers: tuple[Any, Any] = np.int64(5), np.int32(2)
+        assert Table(*numbers, scale=1) == Table(5, 2, scale=1.0)
+        assert Table(5, 2, scale=np.float32(0.5)) == Table(5, 2, scale=0.5)  # type: ignore[arg-type]
+
+    @each_row("dtype", [np.float64, np.dtype("f8"), np.dtype(">f8"), "float64"])
+    def test_types_of_numpy_will_do(self, dtype: Any) -> None:
+        table = Table(5, 2, dtype)
+        assert (table.dtype, table.row_bytes, table) == ("float64", 16, Table(5, 2, "float64"))
 
     def test_how_many_rows_a_message_may_carry(self) -> None:
         assert Table(10, 1).most == MAX_IDS
@@ -61,6 +78,7 @@ class TestTables:
         ("tables", "said"),
         [
             ({"w": TABLE}, "'w' is the name of a table and of a tensor"),
+            ([TABLE], "must be a mapping of names to aiops.Table, not list"),
             ({"": TABLE}, "name"),
             ({"t": (100, 4)}, "must be an aiops.Table"),
             ({f"t{i}": TABLE for i in range(1025)}, "at most 1,024 tables"),

@@ -650,7 +650,7 @@ class TestDefine:
         inline = Inline("asgd")
         inline.join(1)
         for row, said in (
-            (("t", 0, 3, "float32", "zeros", 0.0, 0), "rows must be 1 to"),
+            (("t", 0, 3, "float32", "zeros", 0.0, 0), "rows must be a whole number from 1 to"),
             (("t", 3, 3, "int8", "zeros", 0.0, 0), "cannot be 'int8'"),
         ):
             answer = inline.receive(1, messages.Define(1, (), (), (row,)))
