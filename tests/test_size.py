@@ -25,7 +25,7 @@ SIZES = {
     "dashboard": (6, 850),
     "durable": (15, 3895),
     "engine": (42, 9850),
-    "data": (6, 952),
+    "data": (6, 1015),
     "errors": (1, 240),
     "filters": (12, 2130),
     "kernels": (34, 6413),

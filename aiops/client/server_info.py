@@ -73,6 +73,8 @@ class ServerInfo:
         The examples, (task, start, stop) each, of the gradients that no push has taken along yet.
     unsettled
         Those in the model of a worker that averages, and in no round yet.
+    loops
+        By data set: the loop of this worker over it, called for what is None once it is gone.
     """
 
     waits: FailureWaits
@@ -104,6 +106,7 @@ class ServerInfo:
         self.increments = False
         self.examples: list[tuple[int, int, int]] = []
         self.unsettled: Unsettled = Unsettled()
+        self.loops: dict[str, Callable[[], object]] = {}
 
     @property
     def lr(self) -> float:

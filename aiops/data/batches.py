@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,6 +52,7 @@ class SharedBatches:
         self._feed = Feed(worker.info, plan)
         self._last: Minibatch | None = None
         self._steps = -1  # of the worker, when the last mini-batch was handed out
+        self._loop: Callable[[], object] | None = None  # the last one over these mini-batches
         self.whose: tuple[str, str | None, str] = worker.url, worker.token, worker.info.client
 
     @property
@@ -65,13 +68,28 @@ class SharedBatches:
     # ------------------------------------------------------------ the two faces
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield mini-batches until every epoch is complete."""
+        """Yield mini-batches until every epoch is complete.
+
+        Raises
+        ------
+        UsageError
+            When another loop of this worker over the data set has not ended.
+        """
         with self.ending():
             while (piece := self._next()) is not None:
                 yield self.rows(piece)
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        """Yield mini-batches until every epoch is complete."""
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Yield mini-batches until every epoch is complete; raises as `__iter__` does."""
+        known = list[Callable[[], object]]()
+        loop = self._awaiting(known)
+        # After `break` the iterator is garbage, but asyncio closes it a little later: a
+        # loop that begins in between is no second one.
+        known.append(weakref.ref(loop))
+        return loop
+
+    async def _awaiting(self, known: Sequence[Callable[[], object]]) -> AsyncIterator[Any]:
+        """Yield mini-batches; ``known``: the loop, as `ServerInfo.loops` has it."""
         worker = self._worker
         if not isinstance(worker, Awaiting):
             raise UsageError(f"a {type(worker).__name__}'s batches are iterated with `for`")
@@ -81,14 +99,18 @@ class SharedBatches:
                 return await worker.take_task(order.message)
             return await worker.push_rest()
 
+        [loop] = known
+        self._begin(loop)
         try:
             while (piece := await drive_awaiting(self._feed.next(), carry_out)) is not None:
                 self._last, self._steps = piece, worker.steps
                 yield self.rows(piece)
         finally:
-            if not (self.over or worker.closed):
+            alone = self._ended(loop)
+            if self._loop is loop and not (self.over or worker.closed):
                 with contextlib.suppress(AiopsError):
-                    await drive_awaiting(self._feed.end(self._unused), carry_out)
+                    end = self._feed.end(self._unused, tell=alone)
+                    await drive_awaiting(end, carry_out)
 
     # ------------------------------------------------------------ for those who read elsewhere
 
@@ -115,18 +137,53 @@ class SharedBatches:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Give back at the end what the server has given this worker, unless all is seen."""
+        """Give back at the end what the server has given this worker, unless all is seen.
+
+        Raises
+        ------
+        UsageError
+            When another loop of this worker over the data set has not ended.
+        """
         worker = self._worker
         if not isinstance(worker, Blocking):
             raise UsageError(f"an {type(worker).__name__}'s batches are iterated with `async for`")
+
+        def loop() -> bool:
+            return (
+                True  # a generator that is left is closed at once, and this ends before it is gone
+            )
+
+        self._begin(loop)
         try:
             yield
         finally:
+            self._ended(loop)
             if not (self.over or worker.closed):
                 with contextlib.suppress(AiopsError):
                     drive(self._feed.end(self._unused), self._carry_out)
 
     # ------------------------------------------------------------ inside
+
+    def _begin(self, loop: Callable[[], object]) -> None:
+        """Note a loop; refuse it while another one over the data set goes on in this worker."""
+        loops, name = self._worker.info.loops, self._plan.name
+        if name in loops and loops[name]() is not None:
+            gc.collect()  # an iterator that is garbage may be part of a cycle
+        if name in loops and loops[name]() is not None:
+            raise UsageError(
+                f"this worker is in a loop over the data set {name!r} already, and what it pushes"
+                " cannot be told apart for two: end that one first (close its iterator), or use"
+                " another worker, or another name"
+            )
+        loops[name] = self._loop = loop
+
+    def _ended(self, loop: Callable[[], object]) -> bool:
+        """Note that a loop has ended; return whether no other one has begun since."""
+        loops, name = self._worker.info.loops, self._plan.name
+        if loops.get(name) is not loop:
+            return False
+        del loops[name]
+        return True
 
     @property
     def _unused(self) -> Minibatch | None:
@@ -190,8 +247,9 @@ def batches(
     Raises
     ------
     UsageError
-        When an argument is invalid. Iterating raises what `Worker.step` does, and `BadPush` when
-        another worker has given the data set another length, block or seed.
+        When an argument is invalid. Iterating raises it while another loop of this worker over the
+        data set has not ended; what `Worker.step` raises; and `BadPush` when another worker has
+        given the data set another length, block or seed.
     """
     inner = worker.worker if isinstance(worker, Remote) else worker
     if not isinstance(inner, Blocking | Awaiting):

@@ -130,13 +130,18 @@ class Feed:
             self.note(piece)
         return piece
 
-    def end(self, last: Minibatch | None) -> Program[Op, None]:
-        """Give back what was not handed out; ``last``: a piece that was not pushed either."""
+    def end(self, last: Minibatch | None, *, tell: bool = True) -> Program[Op, None]:
+        """Give back what was not handed out; ``last``: a piece that was not pushed either.
+
+        Without ``tell``, another loop of this worker asks for tasks of the data set by now: that
+        says what is kept, and from here its own tasks would be given back.
+        """
         if last is not None:
             self._drop(last)
         self._task = None
         self._kept.clear()
-        yield AskTask(self._message(size=0, wait=False))
+        if tell:
+            yield AskTask(self._message(size=0, wait=False))
 
     # ------------------------------------------------------------ inside
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import re
 from collections import Counter
@@ -320,6 +321,63 @@ async def test_numbers_of_numpy_will_do() -> None:
         await work(server.url, seen, name=np.str_("data"), **given)
         await work(server.url, seen, shuffle=np.True_, name="another")
     assert set(seen.values()) == {2}
+
+
+def test_one_loop_at_a_time() -> None:
+    with (
+        ServerThread(policy="asgd", kernels="numpy") as server,
+        aiops.Worker(server.url, MODEL) as worker,
+    ):
+        shared = [data.batches(worker, np.arange(EXAMPLES), **settings()) for _ in range(2)]
+        first = iter(shared[0])
+        next(first)
+        for again in shared:
+            with pytest.raises(UsageError, match="in a loop over the data set 'data' already"):
+                next(iter(again))
+        next(iter(data.batches(worker, np.arange(9), batch_size=1, name="another")))
+        next(first)  # it goes on
+        first.close()  # type: ignore[attr-defined]
+        second = iter(shared[1])
+        next(second)
+        cycle: list[Any] = [second]
+        cycle.append(cycle)
+        del second, cycle
+        gc.disable()
+        try:
+            next(iter(shared[0]))  # the garbage is collected first
+        finally:
+            gc.enable()
+        for _batch in shared[1]:
+            assert worker.step(gradient(worker.params)).used
+        assert shared[1].over
+        assert [*shared[0]] == []
+
+
+@each_row("same", [False, True])
+@testing.virtual()
+async def test_one_loop_at_a_time_that_awaits(same: bool) -> None:
+    seen = Seen()
+    async with (
+        aiops.serve(policy="asgd") as server,
+        aiops.AsyncWorker(server.url, MODEL) as worker,
+    ):
+        first = data.batches(worker, np.arange(EXAMPLES), **settings())
+        second = first if same else data.batches(worker, np.arange(EXAMPLES), **settings())
+        going = aiter(first)
+        seen.note(0, await anext(going))
+        assert (await worker.step(gradient)).used
+        with pytest.raises(UsageError, match="in a loop over the data set 'data' already"):
+            await anext(aiter(second))
+        await going.aclose()  # type: ignore[attr-defined]
+        async for batch in first:
+            seen.note(0, batch)
+            assert (await worker.step(gradient)).used
+            break
+        async for batch in second:  # asyncio has yet to close the iterator of the first
+            await asyncio.sleep(0.1)  # now it does
+            seen.note(second.epoch, batch)
+            assert (await worker.step(gradient)).used
+    seen.check()
 
 
 def test_what_is_no_worker() -> None:
