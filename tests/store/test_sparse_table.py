@@ -651,7 +651,7 @@ class TestDefine:
         inline.join(1)
         for row, said in (
             (("t", 0, 3, "float32", "zeros", 0.0, 0), "rows must be a whole number from 1 to"),
-            (("t", 3, 3, "int8", "zeros", 0.0, 0), "cannot be 'int8'"),
+            (("t", 3, 3, "int8", "zeros", 0.0, 0), "must be float32 or float64, not 'int8'"),
         ):
             answer = inline.receive(1, messages.Define(1, (), (), (row,)))
             assert isinstance(answer, Error)
