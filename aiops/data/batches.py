@@ -148,10 +148,9 @@ class SharedBatches:
         if not isinstance(worker, Blocking):
             raise UsageError(f"an {type(worker).__name__}'s batches are iterated with `async for`")
 
+        # A generator that is left is closed at once, so this ends before it is gone.
         def loop() -> bool:
-            return (
-                True  # a generator that is left is closed at once, and this ends before it is gone
-            )
+            return True
 
         self._begin(loop)
         try:
