@@ -40,9 +40,13 @@ def resume(url: Url, token: Token = None, timeout: Timeout = 30.0) -> None:
 
 
 def snapshot(url: Url, token: Token = None, timeout: Timeout = 300.0) -> None:
-    """Have a snapshot be taken now, and print its version once it is on the disk."""
+    """Have a snapshot be taken now, and print its version once it is on the disk.
+
+    Standard output has the version alone, as `aiops rollback` takes it.
+    """
     version = asked(url, TakeSnapshot(1), Done, token, timeout).version
-    print(f"{url} has a snapshot of version {version:,}")
+    typer.echo(f"{url} has a snapshot of version", err=True)
+    print(version)
 
 
 def rollback(url: Url, version: Version, token: Token = None, timeout: Timeout = 300.0) -> None:

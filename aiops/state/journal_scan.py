@@ -40,6 +40,8 @@ class JournalScan:
         before them are missing.
     lost
         The number of rows that are missing before them, and in them.
+    cut
+        True if `end_before` has ended it.
 
     Raises
     ------
@@ -61,7 +63,7 @@ class JournalScan:
         self._segments = [*segments]
         self.torn: tuple[str, int] | None = None
         self.void: tuple[int, ...] = ()
-        self.lost = 0
+        self.lost, self.cut = 0, False
 
     def __iter__(self) -> Iterator[JournalFrame]:
         for at, first in enumerate(self._segments):
@@ -95,17 +97,22 @@ class JournalScan:
                 return
 
     def end_before(self, row: int) -> None:
-        """Have the journal end before a row that is damaged: the segments behind are void."""
-        self._end(row, [first for first in self._segments if first >= row])
+        """Have the journal end before a row that is not wanted: the segments behind are void."""
+        self.cut = True
+        void = [first for first in self._segments if first >= row]
+        self._end(row, void, [first for first in self._segments if first < row])
 
-    def _end(self, row: int, void: list[int]) -> None:
-        """Note that the journal ends before a row, and the segments behind it."""
+    def _end(self, row: int, void: list[int], before: Sequence[int] = ()) -> None:
+        """Note that the journal ends before a row, and the segments behind it.
+
+        ``before``: those with earlier rows, of which the last may have rows from that one on, too.
+        """
         self.void = tuple(void)
         newest = max([*void, row]) - 1
-        if void:
-            data = self._read(journal_name(void[-1]))
-            if not never_reached(data, void[-1]):
-                scan = SegmentScan(data, journal_name(void[-1]), payloads=False)
+        for first in (void or before)[-1:]:
+            data = self._read(journal_name(first))
+            if not never_reached(data, first):
+                scan = SegmentScan(data, journal_name(first), payloads=False)
                 newest = max(newest, *(frame.number for frame in scan), 0)
         self.lost = newest - row + 1
 

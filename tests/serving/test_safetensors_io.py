@@ -182,7 +182,10 @@ class TestTables:
             ("[[]]", "metadata are damaged"),
             ("{", "metadata are damaged"),
             ("7", "metadata are damaged"),
-            ('[["t/ä", 0, 2, "float64", "zeros", 0.0, 0]]', "damaged: .*rows must be 1"),
+            (
+                '[["t/ä", 0, 2, "float64", "zeros", 0.0, 0]]',
+                "damaged: .*rows must be a whole number from 1",
+            ),
         ],
     )
     def test_a_description_that_lies(self, tmp_path: Path, metadata: str, said: str) -> None:

@@ -151,7 +151,9 @@ def test_its_description() -> None:
 
 @each_row("bounds", [{"max_rows": -1}, {"max_age": 1.5}, {"max_age": 2**60}])
 def test_bounds_out_of_range(bounds: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"a table's max_\w+ must be 0 \(no bound\) to"):
+    with pytest.raises(
+        UsageError, match=r"max_\w+ \(0: no bound\) must be a whole number from 0 to"
+    ):
         Table(10, 2, **bounds)
 
 

@@ -310,7 +310,7 @@ class RecoveryFiles:
         found.nbytes = sum(self._sizes.get(directory.journal_name(first), 0) for first in kept)
         if scan.torn:
             _log.warning("%s: %d bytes at its end are not a whole row", *scan.torn)
-        if scan.void:
+        if scan.void and not scan.cut:  # else it has been told already
             _log.error(
                 "%s: %d rows are lost, as they were not written to the disk before the system or"
                 " the journal ended; the segments of the journal from %s on, which follow them, are"
