@@ -154,7 +154,7 @@ class LocalTraining(Algorithm):
     def cautions(self) -> tuple[str, ...]:
         """Warn of rates that look as if the inner and the outer one were mixed up, for example."""
         found, usual = super().cautions(), type(self).lr
-        users = {f"inner_{name}": those for name, those in optimizers.USERS.items()}
+        users = {f"inner_{name}": those for name, those in optimizers.USED_BY.items()}
         del users["inner_alpha"]  # of which there is no setting
         found += self.without_effect("inner", users)
         outer = (

@@ -333,7 +333,7 @@ NORMALISING: frozenset[str] = frozenset(("rmsprop", "adam", "adamw"))
 SECOND_MOMENTS: frozenset[str] = NORMALISING | {"adagrad"}
 """Those that divide by roots of mean squares."""
 
-USERS = {
+USED_BY = {
     "momentum": ("momentum", "nesterov"),
     "beta1": ("adam", "adamw"),
     "beta2": ("adam", "adamw"),

@@ -70,7 +70,7 @@ class Optimised(Algorithm):
         """Warn of a rate that is too large for the optimiser, and of settings that it has not."""
         found = super().cautions()
         if self.rule().function is _optimizer(self).rule.function:
-            found += self.without_effect("optimizer", optimizers.USERS)
+            found += self.without_effect("optimizer", optimizers.USED_BY)
         if self.optimizer in optimizers.NORMALISING and self.lr > optimizers.LARGE_RATE:
             found += (
                 f"lr={self.lr:g} is a rate for plain SGD: a step of {self.optimizer} changes each"

@@ -23,15 +23,13 @@ from aiops.data.order import EpochOrder
 from aiops.data.source import Source, source_of
 from aiops.errors import AiopsError, UsageError
 from aiops.model.parts import LARGEST
+from aiops.wire.data_messages import LONGEST_NAME
 
 Blocking: TypeAlias = Worker | ModelAverager
 Awaiting: TypeAlias = AsyncWorker | AsyncModelAverager
 
 _BATCHES = 16
 """Mini-batches of a task, unless its size is given."""
-
-_LONGEST_NAME = 256
-"""The most characters of a data set's name that a server takes."""
 
 
 class SharedBatches:
@@ -262,9 +260,9 @@ def batches(
         task_size = min(_BATCHES * batch_size, LARGEST)
     task_size = whole_number("task_size", task_size, 1, LARGEST)
     last = LARGEST if epochs is None else whole_number("epochs", epochs, 1, LARGEST)
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
         raise UsageError(
-            f"name must be a text of 1 to {_LONGEST_NAME} characters, not {name!r}: workers that"
+            f"name must be a text of 1 to {LONGEST_NAME} characters, not {name!r}: workers that"
             " give the same one share the data set"
         )
     return SharedBatches(inner, source, DataSetPlan(str(name), order, batch_size, task_size, last))

@@ -70,7 +70,7 @@ from aiops.engine.membership import Member, Membership
 from aiops.engine.push_closure import PushClosure
 from aiops.engine.replies import error_of
 from aiops.errors import BadPush, Refused, Unavailable
-from aiops.wire.data_messages import CoverPush, GivenTask, TakeTask
+from aiops.wire.data_messages import LONGEST_NAME, CoverPush, GivenTask, TakeTask
 from aiops.wire.decoding import decode
 from aiops.wire.encoding import encode
 from aiops.wire.fields import Examples
@@ -86,8 +86,6 @@ MOST_SETS, MOST_HELD, MOST_TASKS, MOST_PIECES = 64, 256, 1 << 16, 64
 
 MOST_COVERS = 256
 """The most pushes of one worker that are covered and not answered; it may have fewer under way."""
-
-_LONGEST_NAME = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -310,8 +308,8 @@ class DataSets:
         given = message.examples, message.block, message.seed
         data = self._sets.get(message.name)
         if data is None:
-            if not 0 < len(message.name) <= _LONGEST_NAME:
-                raise BadPush(f"the name of a data set has 1 to {_LONGEST_NAME} characters")
+            if not 0 < len(message.name) <= LONGEST_NAME:
+                raise BadPush(f"the name of a data set has 1 to {LONGEST_NAME} characters")
             if len(self._sets) >= MOST_SETS:
                 raise Refused(f"this server has {MOST_SETS} data sets, and can have no more")
             data = self._sets[message.name] = DataSet(message.name, *given, message.epoch)

@@ -21,7 +21,6 @@ from typing import Any
 from aiops import tracing
 from aiops._version import __version__
 from aiops.algorithms import find
-from aiops.algorithms.base import Algorithm
 from aiops.algorithms.checks import failed_part
 from aiops.common import forks, urls
 from aiops.common.gathering import Gathering, gathered
@@ -127,7 +126,6 @@ class Server:
         self.post = dispatcher.post
         algorithm = find(config.policy).make(config.settings())
         options = config.options()
-        _check_model_files(config, algorithm)
         pacing = Pacing.of(*first_share(options), env, self.post)
         near = pacing is None and not config.no_shm and env.listen_unix is not None
         self._profile = Profile(config.profile) if config.profile is not None else None
@@ -152,6 +150,8 @@ class Server:
         else:
             try:
                 engine = Engine(algorithm, options, machine, self._statistics)
+                if "average" in engine.plan:
+                    _check_model_files(config)
             except BaseException:  # settings that cannot work: another server may have the state
                 if files is not None:
                     files.close()
@@ -766,16 +766,14 @@ def _on_page(by: str) -> str:
     return f"token {by!r}, on the live page"
 
 
-def _check_model_files(config: Config, algorithm: Algorithm) -> None:
-    """Refuse files of a model where the workers have the model, and the server has none.
+def _check_model_files(config: Config) -> None:
+    """Refuse files of a model for a server whose workers have the model, and average it.
 
     Raises
     ------
     ConflictError
         When there is one.
     """
-    if "average" not in algorithm.plan(config.workers):
-        return
     remedies = {
         "init": "give each worker these parameters",
         "save": "have a worker write its own, after a last average()",
@@ -783,7 +781,7 @@ def _check_model_files(config: Config, algorithm: Algorithm) -> None:
     for flag, remedy in remedies.items():
         if getattr(config, flag) is not None:
             raise ConflictError(
-                f"under {algorithm.name} workers have the model, and the server keeps only what the"
+                f"under {config.policy} workers have the model, and the server keeps only what the"
                 f" first began with: drop --{flag}, and {remedy}"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 from aiops.errors import DamagedState
@@ -97,24 +98,29 @@ class JournalScan:
                 return
 
     def end_before(self, row: int) -> None:
-        """Have the journal end before a row that is not wanted: the segments behind are void."""
-        self.cut = True
-        void = [first for first in self._segments if first >= row]
-        self._end(row, void, [first for first in self._segments if first < row])
+        """Have the journal end before a row that is damaged, or not wanted.
 
-    def _end(self, row: int, void: list[int], before: Sequence[int] = ()) -> None:
-        """Note that the journal ends before a row, and the segments behind it.
-
-        ``before``: those with earlier rows, of which the last may have rows from that one on, too.
+        The segments behind are void, and the rows behind it in its own.
         """
+        self.cut = True
+        self._end(row, [first for first in self._segments if first >= row])
+        if not self.void:
+            with suppress(DamagedState):  # then it is not known how many
+                own = max(first for first in self._segments if first < row)
+                self.lost = self._rows_from(row, own)
+
+    def _end(self, row: int, void: list[int]) -> None:
+        """Note that the journal ends before a row, and the segments behind it."""
         self.void = tuple(void)
-        newest = max([*void, row]) - 1
-        for first in (void or before)[-1:]:
-            data = self._read(journal_name(first))
-            if not never_reached(data, first):
-                scan = SegmentScan(data, journal_name(first), payloads=False)
-                newest = max(newest, *(frame.number for frame in scan), 0)
-        self.lost = newest - row + 1
+        self.lost = self._rows_from(row, void[-1]) if void else 0
+
+    def _rows_from(self, row: int, first: int) -> int:
+        """Return how many rows there are from one on, given the last segment that has some."""
+        newest, data = max(first, row) - 1, self._read(journal_name(first))
+        if not never_reached(data, first):
+            scan = SegmentScan(data, journal_name(first), payloads=False)
+            newest = max(newest, *(frame.number for frame in scan), 0)
+        return newest - row + 1
 
 
 def called_synced(

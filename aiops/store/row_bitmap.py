@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from aiops.kernels.table_rows import Bits
 from aiops.model.layout import Ints
-from aiops.store.untouched import pages_of, runs, untouched
+from aiops.store.untouched import give_back, pages_of, untouched
 
 BLOCK = 1 << 15
 """Rows with one mark: 4 KiB of bits, which are a page."""
@@ -33,7 +33,7 @@ class RowBitmap:
     Attributes
     ----------
     bits
-        A bit for each row, of whole blocks. Who sets one calls `mark`.
+        A bit for each row, of whole blocks. Call `mark` after setting some.
     """
 
     def __init__(self, rows: int) -> None:
@@ -59,8 +59,7 @@ class RowBitmap:
         empty = blocks[begin == end]
         self._marks[empty] = False
         if self._pages is not None:
-            for first, last in runs(empty):
-                self._pages.madvise(mmap.MADV_DONTNEED, first * _BYTES, (last - first) * _BYTES)
+            give_back(self._pages, empty, _BYTES)
 
     def has(self, ids: Ints) -> npt.NDArray[np.bool_]:
         """Return of each row whether it is stored."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from aiops.model.layout import Array, Ints
 from aiops.model.tables import Table
-from aiops.store.untouched import pages_of, runs
+from aiops.store.untouched import give_back, pages_of
 
 _SHARE = 16
 """Rows are evicted by 1/16 of a bound at a time."""
@@ -98,8 +98,7 @@ class RowEviction:
         last = ((touched + 1) * page - 1) // record
         stored = np.searchsorted(kept, last, "right") - np.searchsorted(kept, first, "left")
         whole = (touched + 1) * page <= self._store.nbytes
-        for begin, end in runs(touched[(stored == 0) & whole]):
-            self._pages.madvise(mmap.MADV_DONTNEED, begin * page, (end - begin) * page)
+        give_back(self._pages, touched[(stored == 0) & whole], page)
 
     def _last(self, ids: Ints) -> Ints:
         """Return the number of the push that named each row last."""

@@ -50,10 +50,21 @@ def pages_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
     return pages if isinstance(pages, mmap.mmap) else None
 
 
-def runs(numbers: Ints) -> list[tuple[int, int]]:
-    """Return rising numbers as ranges: of each the first, and the one past the last."""
+def give_back(pages: mmap.mmap, numbers: Ints, nbytes: int) -> None:
+    """Give memory back to the system; it reads as zeros, and takes none until it is written.
+
+    Parameters
+    ----------
+    pages
+        Those of an array that `untouched` has made.
+    numbers
+        Which of the pieces that the array is cut into, in order.
+    nbytes
+        Of a piece: whole pages.
+    """
     if not len(numbers):
-        return []
+        return
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-    starts, ends = numbers[np.r_[0, breaks]], numbers[np.r_[breaks - 1, len(numbers) - 1]] + 1
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+    begins, lasts = numbers[np.r_[0, breaks]], numbers[np.r_[breaks - 1, len(numbers) - 1]]
+    for begin, last in zip(begins.tolist(), lasts.tolist(), strict=True):
+        pages.madvise(mmap.MADV_DONTNEED, begin * nbytes, (last + 1 - begin) * nbytes)

@@ -9,6 +9,9 @@ from aiops.common.frozen import value
 from aiops.wire.fields import Examples, Numbers, Positive, Text, UInt
 from aiops.wire.messages import Message
 
+LONGEST_NAME = 256
+"""The most characters of a data set's name."""
+
 
 @value
 class TakeTask(Message):
